@@ -1,0 +1,108 @@
+"""What is started and what is sent: strict, frozen descriptions that hash and print the same everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kvlab.errors import ConfigError
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+class Strict(BaseModel):
+    """A frozen model in which an unknown field or a wrong type is an error."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class ServerConfig(Strict):
+    """One vLLM server. `None` means: vLLM's own default, no flag is passed."""
+
+    model: str  # "tiny" (embedded), "geometry:NAME" (published geometry, dummy weights), a folder, or a hub name
+    engine: Literal["cpu", "cuda"] = "cuda"
+    served_name: str = "kvlab"
+    load_format: Literal["auto", "dummy"] = "auto"
+    dtype: str | None = None
+    max_model_len: int | None = Field(None, gt=0)
+    block_size: int | None = Field(None, gt=0)
+    kv_cache_memory_bytes: int | None = Field(None, gt=0)
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    kv_cache_dtype: str | None = None
+    num_gpu_blocks_override: int | None = Field(None, gt=0)
+    max_num_seqs: int | None = Field(None, gt=0)
+    max_num_batched_tokens: int | None = Field(None, gt=0)
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    enforce_eager: bool = False
+    tensor_parallel_size: int = Field(1, gt=0)
+    attention_backend: str | None = None
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class LoadConfig(Strict):
+    """One load: who arrives when, and with which prompts. Lengths in tokens, times in seconds."""
+
+    arrival: Literal["closed", "poisson", "constant"] = "closed"
+    concurrency: int = Field(1, gt=0)  # closed loop: clients
+    rate_per_s: float | None = Field(None, gt=0)  # open loop: offered requests per second
+    requests: int = Field(gt=0)  # measured requests, after the warm-up
+    warmup_requests: int = Field(0, ge=0)  # sent first, drained, kept in the rows as phase "warmup"
+    workload: Literal["unique", "shared_prefix"] = "unique"
+    input_tokens: int = Field(gt=0)  # the whole prompt, the shared prefix included
+    output_tokens: int = Field(gt=0)
+    prefix_tokens: int = Field(0, ge=0)
+    prefixes: int = Field(1, gt=0)
+    zipf: float = Field(0.0, ge=0)  # popularity exponent over the prefixes; 0 is uniform
+    seed: int = 0
+    timeout_s: float = Field(600.0, gt=0)  # one request, start to last event
+    new_connection: bool = False  # a connection of its own for each request
+    processes: int = Field(1, gt=0)
+    sample_interval_s: float = Field(0.25, gt=0, le=0.5)
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if self.arrival != "closed" and self.rate_per_s is None:
+            raise ValueError("open-loop arrivals need rate_per_s")
+        if self.arrival == "closed" and self.rate_per_s is not None:
+            raise ValueError("rate_per_s has no meaning in a closed loop; use concurrency")
+        if self.workload == "shared_prefix" and not 0 < self.prefix_tokens < self.input_tokens:
+            raise ValueError("a shared prefix must be longer than 0 and shorter than input_tokens")
+        return self
+
+
+class Cell(Strict):
+    """One point of a grid: this load on this server, `repeat` counting measurements of the same point.
+
+    `fresh` asks for a server of its own; other cells of the same ServerConfig share one.
+    """
+
+    name: str = Field(pattern=NAME)  # file name of the run, such as "c32-in512-out128"
+    server: ServerConfig
+    load: LoadConfig
+    repeat: int = Field(0, ge=0)
+    fresh: bool = False
+
+
+def build(model: type[Strict], values: dict[str, Any], where: str) -> Any:
+    """`model` made from plain values; raises ConfigError that names `where` and each wrong field."""
+    try:
+        # JSON mode: lists stand for tuples, as TOML and notebooks write them; other types stay strict.
+        return model.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, e['loc'])) or '(all)'}: {e['msg']}" for e in error.errors()]
+        known = ", ".join(model.model_fields)
+        raise ConfigError(
+            f"{where} is not valid:\n" + "\n".join(lines),
+            next_step=f"correct these fields; the known ones are: {known}",
+        ) from None
+
+
+def key(cell: Cell) -> str:
+    """12 hex digits that name the configuration of a cell; equal configurations have equal keys."""
+    text = json.dumps(cell.model_dump(mode="json", exclude={"name"}), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

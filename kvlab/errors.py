@@ -1,0 +1,61 @@
+"""Every error that a person may see: what happened, the likely cause, the next command."""
+
+
+class KvlabError(Exception):
+    """A failure explained in one message.
+
+    `what` says what happened, `cause` the likely reason, `next_step` the command or edit that helps.
+    """
+
+    def __init__(self, what: str, cause: str | None = None, next_step: str | None = None):
+        self.what, self.cause, self.next_step = what, cause, next_step
+        lines = [what]
+        if cause:
+            lines.append(f"Likely cause: {cause}")
+        if next_step:
+            lines.append(f"Next: {next_step}")
+        super().__init__("\n".join(lines))
+
+
+class ConfigError(KvlabError):
+    """A profile, a parameter or a model description is wrong; nothing was started."""
+
+
+class FormulaDoesNotApply(ConfigError):
+    """The simple KV formula would give a wrong number for this model."""
+
+
+class EngineMissing(KvlabError):
+    """No vLLM can be run by this Python."""
+
+
+class ServerError(KvlabError):
+    """A server could not be started, died, or answers for somebody else."""
+
+
+class PortBusy(ServerError):
+    """Something else already listens on the port."""
+
+
+class ServerDied(ServerError):
+    """The server ended before or while it was measured."""
+
+
+class LoadError(KvlabError):
+    """The load could not be generated as asked."""
+
+
+class ScrapeError(KvlabError):
+    """The server's metrics could not be read or understood."""
+
+
+class StoreError(KvlabError):
+    """Measured data could not be read or written."""
+
+
+class SchemaError(StoreError):
+    """Stored data has a layout that this version does not know."""
+
+
+class NotebookError(KvlabError):
+    """A notebook could not be run, or failed in a cell."""
