@@ -1,0 +1,48 @@
+# `make help` lists what a person calls. Everything is installed into .venv, nothing outside this folder but ~/.cache/kvlab.
+PYTHON  ?= python3
+ENGINE  ?= auto
+PROFILE ?= auto
+MACHINE ?=
+BIN := .venv/bin
+RUN := $(BIN)/kvlab
+OPTIONS := --profile $(PROFILE) $(if $(MACHINE),--machine $(MACHINE))
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help report measure replay test lint lab install install-light clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Options: PROFILE=name|file.toml  MACHINE=folder-name  ENGINE=auto|cuda|cpu  PYTHON=python3.12"
+
+report: install ## measure what is missing on this machine, then render _build/report.html
+	$(RUN) report --mode auto $(OPTIONS)
+
+measure: install ## measure everything on this machine again, then render the report
+	$(RUN) report --mode measure $(OPTIONS)
+
+replay: install-light ## render the report from the committed data; no vLLM, no GPU
+	$(RUN) report --mode replay $(OPTIONS)
+
+test: install ## the whole test suite, real vLLM on the CPU included
+	$(BIN)/python -m pytest
+
+lint: install-light ## ruff over code and notebooks
+	$(BIN)/ruff check . && $(BIN)/ruff format --check kvlab tests tools
+
+lab: install ## open JupyterLab on the notebooks
+	$(BIN)/jupyter lab notebooks
+
+install: install-light ## .venv with vLLM: the CUDA build where an NVIDIA GPU is visible, else the CPU build
+	@$(BIN)/python tools/install_engine.py --engine $(ENGINE)
+
+install-light: .venv/installed ## .venv without vLLM
+
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and f"kvlab needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Next: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "Next: install the venv module (Debian: apt-get install python3-venv)"; exit 1; }
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+clean: ## remove what is built; measurements and .venv stay
+	rm -rf _build

@@ -1,0 +1,141 @@
+"""One style, one palette, one `save`. Colours belong to concepts; a machine is told by its marker and its label.
+
+Computed is a line or a band, measured is points with intervals, the article's values are open diamonds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kvlab import store
+
+# Okabe and Ito's palette: told apart with any of the usual colour-vision deficiencies.
+COMPUTED = "#333333"
+MEASURED = "#0072B2"
+ARTICLE = "#D55E00"
+HIT = "#009E73"
+MISS = "#CC79A7"
+LIMIT = "#E69F00"
+OTHER = "#56B4E9"
+
+MARKERS = {"article": "D", "h200": "s", "cpu-tiny": "^"}
+
+
+def use_style() -> None:
+    """Sets the style for every figure of this process. Sets no backend: a notebook keeps its inline one."""
+    mpl.style.use(str(resources.files("kvlab") / "kvlab.mplstyle"))
+
+
+def panels(n: int, *, titles: Sequence[str] = (), height: float = 3.6, width: float = 4.6) -> tuple[Figure, list[Axes]]:
+    """A row of `n` axes with their titles."""
+    use_style()
+    figure, axes = plt.subplots(1, n, figsize=(width * n, height), squeeze=False)
+    for axis, title in zip(axes[0], titles, strict=False):
+        axis.set_title(title)
+    return figure, list(axes[0])
+
+
+def computed_line(axis: Axes, x: Iterable[float], y: Iterable[float], label: str = "computed", **style):
+    """A computed curve."""
+    return axis.plot(list(x), list(y), color=style.pop("color", COMPUTED), zorder=2, label=label, **style)[0]
+
+
+def computed_band(axis: Axes, low: float, high: float, label: str, *, across: str = "x"):
+    """A computed interval, shaded over the whole axis."""
+    span = axis.axvspan if across == "x" else axis.axhspan
+    return span(low, high, color=LIMIT, alpha=0.28, lw=0, zorder=0, label=label)
+
+
+def measured_points(
+    axis: Axes,
+    x: Iterable[float],
+    y: Iterable[float | None],
+    low: Iterable[float | None] | None = None,
+    high: Iterable[float | None] | None = None,
+    *,
+    label: str = "measured",
+    color: str = MEASURED,
+    marker: str = "o",
+    join: bool = False,
+):
+    """Measured points, with intervals where they are known. Missing points are left out."""
+    x, y = list(x), list(y)
+    low, high = list(low or [None] * len(x)), list(high or [None] * len(x))
+    keep = [i for i, value in enumerate(y) if not _missing(value)]
+    for i in keep:
+        if not (_missing(low[i]) or _missing(high[i])):
+            axis.plot([x[i], x[i]], [low[i], high[i]], color=color, lw=1.3, alpha=0.7, zorder=3)
+    return axis.plot(
+        [x[i] for i in keep],
+        [y[i] for i in keep],
+        marker=marker,
+        ls="-" if join else "",
+        lw=1,
+        color=color,
+        label=label if keep else None,
+        zorder=4,
+    )
+
+
+def article_points(axis: Axes, x: Iterable[float], y: Iterable[float | None], label: str = "article"):
+    """The article's published values: open diamonds."""
+    pairs = [(a, b) for a, b in zip(x, y, strict=True) if not _missing(b)]
+    return axis.plot(
+        [a for a, _ in pairs],
+        [b for _, b in pairs],
+        marker="D",
+        ls="",
+        mfc="white",
+        mec=ARTICLE,
+        mew=1.6,
+        label=label if pairs else None,
+        zorder=5,
+    )
+
+
+def log2_axis(axis: Axes, values: Sequence[float]) -> None:
+    """Concurrency on a base-2 axis with the measured values as plain-number ticks."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(list(values), [f"{value:g}" for value in values])
+    axis.minorticks_off()
+
+
+def plain_log_y(axis: Axes) -> None:
+    """A logarithmic y axis labelled 1, 10, 100 instead of powers."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) -> Figure:
+    """Writes figures/<machine>/<name>.{svg,png,json} and returns the figure for display.
+
+    The JSON names the notebook and the runs behind the picture; `alt` is its description in words.
+    """
+    folder = store.figures_dir(lab.machine)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": "kvlab"})
+    figure.savefig(folder / f"{name}.png", metadata={"Software": "kvlab"})
+    runs = [result.run.id for result in results if result.run is not None]
+    about = {"notebook": lab.section, "machine": lab.machine, "runs": sorted(set(runs)), "alt": alt}
+    store.write_text(folder / f"{name}.json", json.dumps(about, indent=1, sort_keys=True) + "\n")
+    plt.close(figure)  # the cell's value shows it once; an open figure would be drawn a second time
+    return figure
+
+
+def figure_files(machine: str, section: str) -> list[Path]:
+    """The stored figures of a section, as paths of their JSON."""
+    files = sorted(store.figures_dir(machine).glob("*.json"))
+    return [path for path in files if json.loads(path.read_text()).get("notebook") == section]
+
+
+def _missing(value) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value)) or value != value

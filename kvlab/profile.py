@@ -1,0 +1,125 @@
+"""A profile: the parameters of a machine, in one strict TOML file. It holds what is asked for, never a result."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+from pydantic import Field
+
+from kvlab.config import NAME, ServerConfig, Strict, build
+from kvlab.errors import ConfigError
+
+FOLDER = resources.files("kvlab") / "profiles"
+
+
+class Variant(Strict):
+    """A server that differs from the profile's default in the fields of `set`."""
+
+    name: str = Field(pattern=NAME)
+    set: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+
+class Shape(Strict):
+    """A request: prompt and output length in tokens, and the concurrencies at which it is sent."""
+
+    input_tokens: int = Field(gt=0)
+    output_tokens: int = Field(gt=0)
+    concurrency: tuple[int, ...] = Field(min_length=1)
+    rounds: int = Field(4, gt=0)  # measured requests = rounds x concurrency, at least min_requests
+    min_requests: int = Field(8, gt=0)
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+class KvCapacity(Strict):
+    servers: tuple[Variant, ...] = Field(min_length=1)
+    input_tokens: int = Field(gt=0)
+    output_tokens: int = Field(gt=0)
+    burst: int = Field(gt=0)  # requests sent at once to see how many run together
+
+
+class Load(Strict):
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    shapes: tuple[Shape, ...] = Field(min_length=1)
+    fit_up_to: int = Field(gt=0)  # the step-time model sees only points up to this concurrency
+    repeats: int = Field(1, gt=0)
+
+
+class PrefixCache(Strict):
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    prefix_tokens: int = Field(gt=0)
+    tail_tokens: int = Field(gt=0)
+    prefixes: int = Field(gt=0)
+    requests: int = Field(gt=0)  # sent one by one over all the prefixes
+    cost_input_tokens: int = Field(gt=0)
+    cost_output_tokens: int = Field(gt=0)
+    cost_concurrency: int = Field(gt=0)
+    cost_requests: int = Field(gt=0)
+    cost_repeats: int = Field(2, gt=0)
+
+
+class Profile(Strict):
+    name: str = Field(pattern=NAME)
+    title: str
+    geometry: str  # name of the model's geometry: computed numbers come from it
+    min_gpu_gib: float = Field(0, ge=0)  # 0: needs no GPU
+    server: ServerConfig
+    kv_capacity: KvCapacity
+    load: Load
+    prefix_cache: PrefixCache
+
+    def server_with(self, changes: dict) -> ServerConfig:
+        """The profile's server with some fields changed; an unknown field is a ConfigError."""
+        values = self.server.model_dump(mode="json") | dict(changes)
+        return build(ServerConfig, values, f"the server of profile {self.name}")
+
+
+def built_in() -> list[str]:
+    """Names of the profiles that come with kvlab."""
+    return sorted(Path(str(entry)).stem for entry in FOLDER.iterdir() if str(entry).endswith(".toml"))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """The built-in profile of that name, or the TOML file at that path. Raises ConfigError."""
+    if name_or_path in built_in():
+        where, text = f"profile {name_or_path}", (FOLDER / f"{name_or_path}.toml").read_text()
+    else:
+        path = Path(name_or_path).expanduser()
+        if not path.is_file():
+            raise ConfigError(
+                f"There is no profile {name_or_path!r}.",
+                next_step=f"use one of: auto, {', '.join(built_in())}; or the path of your own TOML file",
+            )
+        where, text = str(path), path.read_text()
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is not valid TOML: {error}", next_step="correct that line") from None
+    return build(Profile, values, where)
+
+
+def choose(hardware) -> str:
+    """The built-in profile for this hardware (`provenance.Hardware`): by GPU name, then by GPU memory, else the CPU."""
+    if not hardware.gpus:
+        return "cpu-tiny"
+    gpu = hardware.gpus[0]
+    if "H200" in gpu["name"]:
+        return "h200"
+    return "gpu-8gb"
+
+
+def check_fits(profile: Profile, hardware) -> None:
+    """Raises ConfigError where the machine's largest GPU is too small for the profile, and says what would fit."""
+    if not profile.min_gpu_gib:
+        return
+    best = max((gpu["memory_bytes"] for gpu in hardware.gpus), default=0) / 2**30
+    if best < profile.min_gpu_gib:
+        have = f"the largest GPU here has {best:.1f} GiB" if best else "no NVIDIA GPU is visible here"
+        raise ConfigError(
+            f"Profile {profile.name} needs a GPU of at least {profile.min_gpu_gib:g} GiB; {have}.",
+            next_step="use --profile cpu-tiny, or a TOML file of your own with a smaller model and kv_cache_memory_bytes",
+        )

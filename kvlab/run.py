@@ -1,0 +1,132 @@
+"""Papermill, made strict: an unknown or ill-typed parameter stops the run before anything starts."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from kvlab import store
+from kvlab.errors import ConfigError, NotebookError
+
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+    "list": list,
+    "dict": dict,
+}
+
+
+def notebooks() -> dict[str, Path]:
+    """Section -> notebook, in the order of their numbers. A section is the file's name without its number."""
+    found = sorted(store.root().parent.joinpath("notebooks").glob("[0-9][0-9]_*.ipynb"))
+    return {path.stem[3:]: path for path in found}
+
+
+def notebook_of(section: str) -> Path:
+    """The notebook of a section, also by its file name; raises ConfigError naming the known ones."""
+    known = notebooks()
+    name = re.sub(r"^\d\d_", "", Path(section).stem)
+    if name not in known:
+        raise ConfigError(
+            f"There is no section {section!r}.",
+            cause=None if known else "the notebooks folder was not found from here; run this inside the repository",
+            next_step=f"use one of: {', '.join(known)}",
+        )
+    return known[name]
+
+
+def parameters(path: Path) -> dict[str, dict[str, Any]]:
+    """The notebook's declared parameters: name -> {type, default, help}."""
+    import papermill
+
+    with contextlib.redirect_stderr(io.StringIO()):
+        declared = papermill.inspect_notebook(str(path))
+    return {
+        name: {"type": entry["inferred_type_name"], "default": entry["default"], "help": entry["help"]}
+        for name, entry in declared.items()
+    }
+
+
+def check_parameters(path: Path, given: dict[str, Any]) -> None:
+    """Raises ConfigError for a parameter that the notebook does not declare, or one of another type."""
+    declared = parameters(path)
+    for name, value in given.items():
+        if name not in declared:
+            raise ConfigError(
+                f"{path.name} has no parameter {name!r}.", next_step=f"use one of: {', '.join(sorted(declared))}"
+            )
+        wanted = TYPES.get(declared[name]["type"])
+        is_bool = isinstance(value, bool) and declared[name]["type"] != "bool"
+        if wanted is not None and (is_bool or not isinstance(value, wanted)):
+            raise ConfigError(
+                f"{path.name}: {name} is {value!r}, a {type(value).__name__}; it must be a {declared[name]['type']}.",
+                next_step=f"its default is {declared[name]['default']}",
+            )
+
+
+def parse_parameter(text: str) -> tuple[str, Any]:
+    """NAME=VALUE as typed on a command line: a Python literal, or else a string."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise ConfigError(f"{text!r} is not a parameter.", next_step="write NAME=VALUE, such as CONCURRENCY=[1,8,32]")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 7200, progress: bool = False) -> float:
+    """Executes a notebook into `out` and returns the seconds it took.
+
+    Raises ConfigError before anything starts where a parameter is wrong, and NotebookError with the cell's own message
+    where a cell fails or the kernel dies. `out` then holds everything up to that cell.
+    """
+    import papermill
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from papermill.exceptions import PapermillExecutionError
+
+    check_parameters(path, given)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    try:
+        papermill.execute_notebook(
+            str(path),
+            str(out),
+            given,
+            cwd=str(path.parent),
+            progress_bar=progress,
+            execution_timeout=int(timeout_s),
+            kernel_name="python3",
+            request_save_on_cell_execute=True,
+        )
+    except PapermillExecutionError as error:
+        raise NotebookError(
+            f"{path.name} stopped in cell {error.exec_count}: {_last_words(error)}",
+            next_step=f"open {_short(out)} to see the cell; what was measured is kept, and running again resumes",
+        ) from None
+    except (DeadKernelError, CellTimeoutError) as error:
+        kind = "its kernel died" if isinstance(error, DeadKernelError) else f"a cell took longer than {timeout_s:.0f} s"
+        raise NotebookError(
+            f"{path.name} did not finish: {kind}.",
+            cause="out of memory, or the kernel was killed" if isinstance(error, DeadKernelError) else None,
+            next_step="`kvlab ps` shows what still runs; what was measured is kept, and running again resumes",
+        ) from None
+    return time.monotonic() - began
+
+
+def _last_words(error) -> str:
+    """The message of the cell's exception, without the traceback and its colours."""
+    value = re.sub(r"\x1b\[[0-9;]*m", "", str(error.evalue)).strip()
+    return value if error.ename in ("ConfigError", "KvlabError") or "\n" in value else f"{error.ename}: {value}"
+
+
+def _short(path: Path) -> str:
+    return os.path.relpath(path)
