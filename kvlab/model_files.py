@@ -1,0 +1,151 @@
+"""The model folder that vLLM is started with: embedded, generated from a published geometry, local, or from the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from kvlab.config import ServerConfig
+from kvlab.engine import cache_dir, write_folder_once
+from kvlab.errors import ConfigError
+
+TINY = Path(__file__).parent / "tiny"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+DUMMY = ("--load-format", "dummy")
+
+# Small enough for two cores, big enough that prefill, decode and the KV pool shape what is measured.
+TINY_CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 6,
+    "hidden_size": 320,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 768,
+    "vocab_size": 4096,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "attention_bias": False,
+}
+
+
+def resolve_model(config: ServerConfig) -> tuple[str, tuple[str, ...]]:
+    """(folder or hub name to start vLLM with, further arguments it needs); ConfigError where it cannot work."""
+    name = config.model
+    if name == "tiny":
+        folder = _tiny_folder()
+    elif name.startswith("geometry:"):
+        folder = _geometry_folder(name.removeprefix("geometry:"))
+    else:
+        folder = Path(name).expanduser()
+        if not folder.exists() and HUB_NAME.fullmatch(name):
+            return name, ()
+        _check_folder(folder, name)
+    return str(folder.resolve()), _load_arguments(config, folder, name)
+
+
+def is_local(model_path: str) -> bool:
+    """Whether vLLM can load it without asking the hub."""
+    return Path(model_path).is_dir()
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    # vLLM would take a missing folder for a hub name and complain about the form of that.
+    if not folder.is_dir():
+        raise ConfigError(
+            f"There is no model folder {name!r}",
+            "a typing error, or a path relative to another folder than this one: " + str(Path.cwd()),
+            'give an existing folder, a hub name such as "Qwen/Qwen3-0.6B", "tiny", or "geometry:NAME"',
+        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{name!r} is not a model folder: it holds no config.json", next_step="give its parent or sub"
+                          "folder that does; a model downloaded from the hub has config.json beside its weights")
+
+
+def _load_arguments(config: ServerConfig, folder: Path, name: str) -> tuple[str, ...]:
+    """--load-format dummy for a generated model without weights; nothing else may lack them unasked."""
+    if config.load_format == "dummy" or any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
+        return ()
+    if name == "tiny" or name.startswith("geometry:"):
+        return DUMMY
+    raise ConfigError(
+        f"The model folder {name!r} holds no weights",
+        "an incomplete download (*.safetensors is missing)",
+        'set load_format = "dummy" to run with random weights: same speed, meaningless text',
+    )
+
+
+def _tiny_folder() -> Path:
+    if all((TINY / file).is_file() for file in ("config.json", "tokenizer.json")):
+        return TINY
+    return _generated_folder("tiny", TINY_CONFIG)
+
+
+def _geometry_folder(name: str) -> Path:
+    from kvlab import geometry
+
+    return _generated_folder(name, geometry.model_config(name))
+
+
+def _generated_folder(name: str, model_config: dict[str, Any]) -> Path:
+    """A model folder in the cache; its name holds a hash of the content, so that a changed geometry is a new folder."""
+    files = {
+        "config.json": json.dumps(model_config, indent=1, sort_keys=True),
+        "tokenizer.json": json.dumps(word_tokenizer(vocab_size(model_config))),
+        "tokenizer_config.json": json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": None}),
+    }
+    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]
+    safe = re.sub(r"[^\w.-]+", "_", name)
+    return write_folder_once(cache_dir() / "models" / f"{safe}-{digest}", files)
+
+
+def vocab_size(model_config: dict[str, Any]) -> int:
+    """Rows of the embedding, also where the text model's fields are nested; ConfigError if the field is missing."""
+    for fields in (model_config, model_config.get("text_config") or {}):
+        if isinstance(fields.get("vocab_size"), int):
+            return fields["vocab_size"]
+    raise ConfigError("config.json has no vocab_size", next_step="use a complete config.json from the model's page")
+
+
+def word_tokenizer(size: int) -> dict[str, Any]:
+    """A tokenizer.json of the words t0 ... t(size-1), joined by spaces: each token id is a visible piece of text."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        # Of the decoders this is the one that joins whole words by spaces; the prefix never occurs.
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
+        "model": {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(size)}, "unk_token": "t0"},
+    }
+
+
+def safe_token_ids(model_path: str) -> tuple[int, int] | None:
+    """(lowest, highest + 1) of ordinary token ids of a local model folder: no specials, no padding rows; else None."""
+    folder = Path(model_path)
+    if not (folder / "config.json").is_file():
+        return None
+    rows = vocab_size(json.loads((folder / "config.json").read_text()))
+    special: set[int] = set()
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        special = {token["id"] for token in tokenizer.get("added_tokens", [])}
+        rows = min(rows, len(tokenizer["model"].get("vocab", ())) or rows)
+    low = 0
+    # Specials sit at one end of the vocabulary; some put them first (<pad>, <s>, </s>), most put them last.
+    while low in special:
+        low += 1
+    high = min([rows, *(i for i in special if i > low)])
+    return low, high
