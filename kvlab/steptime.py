@@ -93,13 +93,13 @@ def fit(points: Iterable[StepPoint | tuple[float, float, float]]) -> StepModel:
     """Nonnegative least squares on relative residuals, so that short steps count as much as long ones.
 
     With requests of one length only, kv_tokens grows in step with running and b and c cannot be told apart: the model
-    then predicts other concurrencies, but no other lengths. ConfigError below three points or on one running count.
+    then predicts other concurrencies, but no other lengths. ConfigError on fewer than two running counts.
     """
     table = np.array([tuple(p) for p in points], dtype=float).reshape(-1, 3)
-    if len(table) < 3 or len(np.unique(table[:, 0])) < 2 or not (np.isfinite(table).all() and (table[:, 2] > 0).all()):
+    if len(np.unique(table[:, 0])) < 2 or not (np.isfinite(table).all() and (table[:, 2] > 0).all()):
         raise ConfigError(
             f"a step-time model cannot be fitted to {len(table)} points",
-            cause="it needs three or more points at two or more numbers of running requests, all with a step time > 0",
+            cause="it needs two or more different numbers of running requests, each with a step time > 0",
             next_step="measure more concurrencies, such as 1, 4, 8 and 16",
         )
     running, kv_tokens, step_s = table.T
