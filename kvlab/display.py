@@ -1,0 +1,75 @@
+"""Claims for human eyes: milliseconds, GiB and percent, three or four significant digits, nothing for null."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from kvlab.claims import Claim
+
+
+def show(claims: Iterable[Claim] | pd.DataFrame) -> pd.DataFrame:
+    """A table of texts, one row a claim: quantity, conditions, computed, measured, interval, residual, remark."""
+    rows = claims.to_dict("records") if isinstance(claims, pd.DataFrame) else [asdict(c) for c in claims]
+    names = ("quantity", "conditions", "computed", "measured", "interval", "residual", "remark")
+    table = pd.DataFrame([_line(row) for row in rows], columns=list(names))
+    return table.set_index("quantity")
+
+
+def _line(row: Mapping[str, Any]) -> dict[str, str]:
+    texts = cells(row)
+    state, reason = row["state"], texts["reason"]
+    return texts | {"remark": f"{state}: {reason}" if state in ("not measured", "failed") else reason}
+
+
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of one claim: quantity, conditions, computed, measured, interval, residual, reason."""
+    unit = row["unit"]
+    low, high = number(row["ci_low"], unit), number(row["ci_high"], unit)
+    return {
+        "quantity": str(row["quantity"]),
+        "conditions": _text(row["conditions"]).replace(";", ", "),
+        "computed": number(row["computed"], unit),
+        "measured": number(row["measured"], unit),
+        "interval": f"{low} … {high}" if low and high else "",
+        "residual": "" if _null(row["residual"]) else f"{row['residual']:+.1%}",
+        "reason": _text(row["reason"]),
+    }
+
+
+def number(value: Any, unit: str) -> str:
+    """A value with its unit as it is drawn: 0.6681 s is `668 ms`, 1073741824 bytes is `1 GiB`, null is nothing."""
+    if _null(value):
+        return ""
+    value = float(value)
+    if unit == "s" and abs(value) < 10:
+        return f"{digits(value * 1e3)} ms"
+    if unit == "bytes" and abs(value) >= 2**20:
+        return f"{digits(value / 2**30)} GiB" if abs(value) >= 2**27 else f"{digits(value / 2**20)} MiB"
+    if unit == "ratio":
+        return f"{digits(value * 100)} %"
+    if unit == "count":
+        return digits(value)
+    return f"{digits(value)} {unit}"
+
+
+def digits(value: float) -> str:
+    """Four significant digits, whole from 1000 on, thousands separated, no trailing zeros."""
+    if value == 0:
+        return "0"
+    places = max(0, 3 - math.floor(math.log10(abs(value))))
+    text = f"{round(value, places):,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _null(value: Any) -> bool:
+    return value is None or value is pd.NA or value != value
+
+
+def _text(value: Any) -> str:
+    return "" if _null(value) else str(value)
