@@ -14,6 +14,7 @@ DENSE = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "hidden_size": 4096,
+    "intermediate_size": 14336,
     "vocab_size": 128256,
     "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
@@ -31,6 +32,7 @@ def read(**changes):
 
 def test_head_dim_is_taken_or_derived():
     assert read().head_dim == 128
+    assert read().params == 8_030_261_248
     assert read(head_dim=64).head_dim == 64
     # Published Qwen3 geometry whose head_dim is not hidden / heads.
     assert geometry.load("Qwen3-0.6B").head_dim == 128
