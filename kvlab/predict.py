@@ -1,6 +1,7 @@
 """Formulas for capacity, blocks, cached prefixes and prefill: pure functions, no I/O.
 
-Units: bytes, tokens, seconds; tokens per second for speeds. The step-time model is in `steptime`, hit ratios in `hits`.
+Units: bytes, tokens, seconds; tokens per second for speeds; the block size is always the last argument.
+The step-time model is in `steptime`, hit ratios in `hits`.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def weight_bytes(geometry: Geometry, bytes_per_parameter: float = 2) -> int | No
     return None if geometry.params is None else math.ceil(geometry.params * bytes_per_parameter)
 
 
-def num_blocks(kv_cache_bytes: int, block_size: int, bytes_per_token: float) -> int:
+def num_blocks(kv_cache_bytes: int, bytes_per_token: float, block_size: int) -> int:
     """Blocks in a pool: floor(kv_cache_bytes / (block_size x bytes_per_token)), vLLM's null block included.
 
     1 GiB at 114,688 B and 16 tokens: 585.
@@ -106,7 +107,7 @@ def capacity_tokens(blocks: int, block_size: int) -> int:
     return usable_blocks(blocks) * block_size
 
 
-def log_max_concurrency(blocks: int, block_size: int, max_model_len: int) -> float:
+def log_max_concurrency(blocks: int, max_model_len: int, block_size: int) -> float:
     """The "Maximum concurrency" of vLLM's start-up log: blocks / ceil(max_model_len / block_size), null block counted.
 
     Source: vllm/v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config.
@@ -114,16 +115,16 @@ def log_max_concurrency(blocks: int, block_size: int, max_model_len: int) -> flo
     return blocks / math.ceil(max_model_len / block_size)
 
 
-def log_capacity_tokens(blocks: int, block_size: int, max_model_len: int) -> int:
+def log_capacity_tokens(blocks: int, max_model_len: int, block_size: int) -> int:
     """The "KV cache size: N tokens" of vLLM's start-up log, float arithmetic and cut-off included.
 
     int(blocks / ceil(max_model_len / block_size) x max_model_len): blocks x block_size only where max_model_len is a
     multiple of the block size. Source: get_kv_cache_capacity in the same file.
     """
-    return int(log_max_concurrency(blocks, block_size, max_model_len) * max_model_len)
+    return int(log_max_concurrency(blocks, max_model_len, block_size) * max_model_len)
 
 
-def blocks_from_log(capacity: int, block_size: int, max_model_len: int) -> int:
+def blocks_from_log(capacity: int, max_model_len: int, block_size: int) -> int:
     """The blocks behind a logged capacity, null block included: the inverse of `log_capacity_tokens`."""
     return round(capacity * math.ceil(max_model_len / block_size) / max_model_len)
 
@@ -156,7 +157,7 @@ def requests_by_division(capacity: int, input_tokens: int, output_tokens: int) -
     return capacity // (input_tokens + output_tokens)
 
 
-def requests_that_fit(blocks: int, block_size: int, input_tokens: int, output_tokens: int) -> Interval:
+def requests_that_fit(blocks: int, input_tokens: int, output_tokens: int, block_size: int) -> Interval:
     """How many requests of one size run at once, as an interval.
 
     low: every request holds the blocks of its end, so that none is ever preempted: C / blocks(in + out).
@@ -209,3 +210,18 @@ def queue_wait_s(clients: int, running: float, service_s: float) -> float:
 def queue_wait_at_rate_s(clients: int, running: float, request_rate_per_s: float) -> float:
     """The same wait from a request rate X: max(0, clients - running) / X."""
     return max(0.0, clients - running) / request_rate_per_s
+
+
+def prefill_line(points: list[tuple[int, float | None]]) -> tuple[float | None, float | None]:
+    """Fixed seconds and prefill speed in tok/s from (prompt tokens, TTFT in seconds) of requests sent alone.
+
+    TTFT = fixed + tokens / speed, a straight line by least squares; (null, null) below two points or without a slope.
+    """
+    known = [(tokens, ttft_s) for tokens, ttft_s in points if ttft_s is not None]
+    if len({tokens for tokens, _ in known}) < 2:
+        return None, None
+    mean_x = sum(tokens for tokens, _ in known) / len(known)
+    mean_y = sum(ttft_s for _, ttft_s in known) / len(known)
+    spread = sum((tokens - mean_x) ** 2 for tokens, _ in known)
+    slope = sum((tokens - mean_x) * (ttft_s - mean_y) for tokens, ttft_s in known) / spread
+    return (mean_y - slope * mean_x, 1 / slope) if slope > 0 else (None, None)

@@ -58,15 +58,15 @@ def test_kv_dtype_names():
         ("gpu-vllm-0.26-fp8-kv.log", 16, QWEN_1_7B // 2),
     ],
 )
-def test_capacity_lines_of_startup_logs(server, block_size, bytes_per_token):
+def test_capacity_lines_of_startup_logs(server, bytes_per_token, block_size):
     text = SERVERS[server]
     max_model_len = int(number(r"'max_model_len': (\d+)", text))
-    blocks = predict.num_blocks(int(number(r"'kv_cache_memory_bytes': (\d+)", text)), block_size, bytes_per_token)
+    blocks = predict.num_blocks(int(number(r"'kv_cache_memory_bytes': (\d+)", text)), bytes_per_token, block_size)
     logged = int(number(r"KV cache size: ([\d,]+) tokens", text))
-    assert predict.log_capacity_tokens(blocks, block_size, max_model_len) == logged
-    concurrency = predict.log_max_concurrency(blocks, block_size, max_model_len)
+    assert predict.log_capacity_tokens(blocks, max_model_len, block_size) == logged
+    concurrency = predict.log_max_concurrency(blocks, max_model_len, block_size)
     assert f"{concurrency:.2f}" == re.search(r"tokens per request: ([\d.]+)x", text).group(1)
-    assert predict.blocks_from_log(logged, block_size, max_model_len) == blocks
+    assert predict.blocks_from_log(logged, max_model_len, block_size) == blocks
 
 
 @pytest.mark.parametrize(
@@ -81,37 +81,37 @@ def test_capacity_lines_of_startup_logs(server, block_size, bytes_per_token):
 def test_capacity_of_the_metrics(server, max_model_len, bytes_per_token):
     text = SERVERS[server]
     block_size = int(number(r'[,{]block_size="(\d+)"', text))
-    blocks = predict.num_blocks(int(number(r'kv_cache_memory_bytes="(\d+)"', text)), block_size, bytes_per_token)
+    blocks = predict.num_blocks(int(number(r'kv_cache_memory_bytes="(\d+)"', text)), bytes_per_token, block_size)
     assert blocks == number(r'num_gpu_blocks="(\d+)"', text)
-    assert predict.log_capacity_tokens(blocks, block_size, max_model_len) == number(r'size_tokens="(\d+)"', text)
-    assert predict.log_max_concurrency(blocks, block_size, max_model_len) == number(r'concurrency="([\d.]+)"', text)
+    assert predict.log_capacity_tokens(blocks, max_model_len, block_size) == number(r'size_tokens="(\d+)"', text)
+    assert predict.log_max_concurrency(blocks, max_model_len, block_size) == number(r'concurrency="([\d.]+)"', text)
 
 
 def test_longest_model_len_is_the_one_that_vllm_proposes():
     text = SERVERS["cpu-vllm-0.31-err_maxlen_gt_kv.log"]
-    blocks = predict.num_blocks(int(number(r"'kv_cache_memory_bytes': (\d+)", text)), 128, SMALL)
+    blocks = predict.num_blocks(int(number(r"'kv_cache_memory_bytes': (\d+)", text)), SMALL, 128)
     assert (blocks, predict.longest_model_len(blocks, 128)) == (32, number(r"model length is (\d+)", text))
-    assert predict.longest_model_len(predict.num_blocks(512 * 1024, 128, SMALL), 128) == 384
+    assert predict.longest_model_len(predict.num_blocks(512 * 1024, SMALL, 128), 128) == 384
 
 
 def test_pool_of_the_article_and_of_one_gib():
-    blocks = predict.num_blocks(2_528_641_024, 16, QWEN_1_7B)
-    assert (blocks, predict.log_capacity_tokens(blocks, 16, 4096)) == (1378, 22_048)
+    blocks = predict.num_blocks(2_528_641_024, QWEN_1_7B, 16)
+    assert (blocks, predict.log_capacity_tokens(blocks, 4096, 16)) == (1378, 22_048)
     assert predict.capacity_tokens(blocks, 16) == 22_032  # the log counts vLLM's null block
-    blocks = predict.num_blocks(2**30, 16, QWEN_1_7B)
+    blocks = predict.num_blocks(2**30, QWEN_1_7B, 16)
     assert (blocks, predict.usable_blocks(blocks)) == (585, 584)
-    assert predict.log_capacity_tokens(blocks, 16, 4096) == 9_360
+    assert predict.log_capacity_tokens(blocks, 4096, 16) == 9_360
 
 
 def test_logged_capacity_where_the_length_is_no_block_multiple():
-    assert predict.log_capacity_tokens(64, 64, 1000) == 4_000  # not the 4,096 slots
-    assert predict.log_capacity_tokens(80, 32, 1024) == 2_560
+    assert predict.log_capacity_tokens(64, 1000, 64) == 4_000  # not the 4,096 slots
+    assert predict.log_capacity_tokens(80, 1024, 32) == 2_560
 
 
 def test_logged_capacity_has_vllms_float_rounding():
     # At block 1 exact arithmetic gives the blocks back; int() of the float product is one less for some.
-    cut = [(b, n) for b in range(1, 400) for n in range(1, 60) if predict.log_capacity_tokens(b, 1, n) != b]
-    assert cut and all(predict.log_capacity_tokens(b, 1, n) == b - 1 for b, n in cut)
+    cut = [(b, n) for b in range(1, 400) for n in range(1, 60) if predict.log_capacity_tokens(b, n, 1) != b]
+    assert cut and all(predict.log_capacity_tokens(b, n, 1) == b - 1 for b, n in cut)
 
 
 def test_formula_against_a_profiled_pool():
@@ -127,7 +127,7 @@ def test_an_empty_pool():
 
 
 def test_fp8_doubles_a_pinned_pool():
-    assert predict.num_blocks(4 * 2**20, 128, SMALL / 2) == 64 == 2 * predict.num_blocks(4 * 2**20, 128, SMALL)
+    assert predict.num_blocks(4 * 2**20, SMALL / 2, 128) == 64 == 2 * predict.num_blocks(4 * 2**20, SMALL, 128)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -152,19 +152,19 @@ def test_simple_counts_of_the_article():
 
 
 def test_requests_that_fit_is_an_interval():  # pitfall 30
-    low, high = predict.requests_that_fit(1378, 16, 512, 128)
+    low, high = predict.requests_that_fit(1378, 512, 128, 16)
     assert (low, high) == (pytest.approx(34.4, abs=0.05), pytest.approx(37.8, abs=0.05))
-    assert predict.requests_that_fit(585, 16, 2300, 64).low == pytest.approx(3.95, abs=0.005)
+    assert predict.requests_that_fit(585, 2300, 64, 16).low == pytest.approx(3.95, abs=0.005)
 
 
 def test_interval_without_blocks_is_half_the_output_wide():  # pitfall 30
-    low, high = predict.requests_that_fit(10_001, 1, 160, 321)
+    low, high = predict.requests_that_fit(10_001, 160, 321, 1)
     assert low == pytest.approx(10_000 / (160 + 320))
     assert high == pytest.approx(10_000 / (160 + 320 / 2))
 
 
 def test_one_output_token_leaves_no_interval():
-    low, high = predict.requests_that_fit(1001, 16, 160, 1)
+    low, high = predict.requests_that_fit(1001, 160, 1, 16)
     assert low == high == 100
 
 
@@ -202,3 +202,10 @@ def test_queue_wait_follows_littles_law():
     assert (wait + service_s) * running / service_s == pytest.approx(clients)
     assert predict.queue_wait_at_rate_s(clients, running, running / service_s) == pytest.approx(wait)
     assert predict.queue_wait_s(8, running, service_s) == 0
+
+
+def test_prefill_speed_from_single_requests():
+    points = [(n, 0.02 + n / 8000) for n in (100, 1000, 3000)]
+    assert predict.prefill_line([*points, (500, None)]) == (pytest.approx(0.02), pytest.approx(8000))
+    assert predict.prefill_line([(100, 0.1), (100, 0.2)]) == (None, None)
+    assert predict.prefill_line([(100, 0.2), (200, 0.1)]) == (None, None)

@@ -53,14 +53,14 @@ def test_ttft_of_the_article_lies_between_spread_and_wave():
     at_32 = steptime.predict(model, 32, ARTICLE)
     assert at_32.queue_s == 0
     assert at_32.ttft_s < 0.666 < at_32.ttft_wave_s
-    at_64 = steptime.predict(model, 64, ARTICLE, requests_that_fit(1378, 16, 512, 128).low)
+    at_64 = steptime.predict(model, 64, ARTICLE, requests_that_fit(1378, 512, 128, 16).low)
     assert at_64.ttft_wave_s == pytest.approx(5.7, rel=0.05)
 
 
 def test_small_cpu_model_saturates_at_what_fits():
     shape = Shape(512, 128, 9500)
     model = fitted(shape, {1: 381, 4: 996, 8: 1387})
-    limit = requests_that_fit(213, 32, 512, 128).high
+    limit = requests_that_fit(213, 512, 128, 32).high
     at_16, at_32 = (steptime.predict(model, n, shape, limit) for n in (16, 32))
     assert at_16.throughput_tok_s == at_32.throughput_tok_s == pytest.approx(1_500, rel=0.06)
     assert at_32.ttft_s == pytest.approx(1.822, rel=0.05)
