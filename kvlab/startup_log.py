@@ -61,6 +61,8 @@ GENERIC = re.compile(
     r"|WorkerProc (?:initialization )?failed|Executor failed|CancelledError|ValidationError: \d+ validation error"
 )
 
+NOISE = re.compile(r"nanobind| - leaked | - \.\.\. skipped remainder|resource_tracker|^\s*warnings\.warn\(")
+
 
 @dataclass(frozen=True)
 class StartupReport:
@@ -184,8 +186,8 @@ def root_cause(text: str) -> str | None:
 
 
 def last_lines(text: str, count: int = 8) -> list[str]:
-    """The last lines that hold text."""
-    return [line for line in re.split(r"[\r\n]+", text) if line.strip()][-count:]
+    """The last lines that say something."""
+    return [line for line in re.split(r"[\r\n]+", text) if line.strip() and not NOISE.search(line)][-count:]
 
 
 def _is_engine(line: Line) -> bool:

@@ -1,0 +1,198 @@
+"""The servers that kvlab has started on this machine, found by a mark in their environment, and how they are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from kvlab.errors import ServerError
+from kvlab.leash import GRACE_S, LINGER_S, MARKER
+
+PORT = "KVLAB_SERVER_PORT"
+OWNER = "KVLAB_SERVER_OWNER"  # "process id:creation time" of the program that started it
+LEASH_S = GRACE_S + LINGER_S + 7.0  # the leash needs at most this long to end its server
+SHM = "/dev/shm/"
+GONE = (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied)
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """One server. `pid` is its main process; `memory_bytes` the whole tree's; `orphan`: its owner is gone."""
+
+    id: str
+    pid: int
+    port: int | None
+    started: datetime
+    orphan: bool
+    memory_bytes: int
+    cmd: str
+
+
+def marks(server_id: str, port: int) -> dict[str, str]:
+    """Environment variables by which the processes of a server are found again."""
+    return {MARKER: server_id, PORT: str(port), OWNER: _identity(psutil.Process())}
+
+
+def _identity(process: psutil.Process) -> str:
+    return f"{process.pid}:{process.create_time():.2f}"
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """The environment that a process of this user was started with; {} where it cannot be read."""
+    with contextlib.suppress(*GONE, OSError):
+        if process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE:
+            return process.environ()
+    return {}
+
+
+def _by_id() -> dict[str, list[tuple[psutil.Process, dict[str, str]]]]:
+    found: dict[str, list] = {}
+    for process in psutil.process_iter():
+        env = environment_of(process)
+        if MARKER in env and process.pid != os.getpid():
+            found.setdefault(env[MARKER], []).append((process, env))
+    return found
+
+
+def members(server_id: str) -> list[psutil.Process]:
+    """Every live process of one server, its leash included."""
+    return [process for process, _ in _by_id().get(server_id, [])]
+
+
+def _is_leash(process: psutil.Process) -> bool:
+    return any(part.endswith("leash.py") for part in process.cmdline()[:5])
+
+
+def list_servers() -> list[ServerProcess]:
+    """The servers of this user that still have a process, oldest first, whichever program started them."""
+    servers = []
+    for server_id, found in _by_id().items():
+        with contextlib.suppress(*GONE):  # it ended meanwhile
+            servers.append(_describe(server_id, found))
+    return sorted(servers, key=lambda server: server.started)
+
+
+def _describe(server_id: str, found: list[tuple[psutil.Process, dict[str, str]]]) -> ServerProcess:
+    tree = sorted((process for process, _ in found), key=lambda process: process.create_time())
+    main = next((process for process in tree if not _is_leash(process)), tree[0])
+    env = found[0][1]
+    return ServerProcess(
+        id=server_id,
+        pid=main.pid,
+        port=int(env[PORT]) if env.get(PORT, "").isdigit() else None,
+        started=datetime.fromtimestamp(tree[0].create_time(), UTC),
+        orphan=not _alive(env.get(OWNER, "")),
+        memory_bytes=sum(_memory_bytes(process) for process in tree),
+        cmd=" ".join(main.cmdline()),
+    )
+
+
+def _alive(identity: str) -> bool:
+    with contextlib.suppress(*GONE, ValueError):
+        process = psutil.Process(int(identity.partition(":")[0]))
+        return process.status() != psutil.STATUS_ZOMBIE and _identity(process) == identity
+    return False
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    with contextlib.suppress(*GONE):
+        full = process.memory_full_info()
+        return getattr(full, "pss", full.rss)  # the proportional size counts shared pages once
+    return 0
+
+
+def describe(server: ServerProcess) -> str:
+    """One line for people."""
+    gib = server.memory_bytes / 2**30
+    since = server.started.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    note = "  ORPHAN: the program that started it is gone" if server.orphan else ""
+    return f"{server.id}  pid {server.pid}  port {server.port}  since {since}  {gib:.1f} GiB{note}"
+
+
+def stop_servers(ids: Iterable[str] | None = None) -> list[ServerProcess]:
+    """End these servers (None: all) and verify it; returns what was ended. ServerError for an unknown id."""
+    there = {server.id: server for server in list_servers()}
+    wanted = list(there) if ids is None else list(ids)
+    if unknown := [server_id for server_id in wanted if server_id not in there]:
+        known = ", ".join(there) or "none"
+        raise ServerError(
+            f"No server of kvlab is called {', '.join(unknown)}",
+            f"it has ended already, or belongs to another user; running: {known}",
+            "kvlab ps lists them",
+        )
+    for server_id in wanted:
+        end_tree(server_id)
+    return [there[server_id] for server_id in wanted]
+
+
+def end_tree(server_id: str) -> None:
+    """End every process of a server, politely through its leash where that lives; ServerError if one stays."""
+    leftovers = shared_files(members(server_id))
+    leashes = [process for process in members(server_id) if _is_leash(process)]
+    for process in leashes or members(server_id):
+        _signal(process, signal.SIGTERM)
+    wait_until_gone(server_id, LEASH_S if leashes else GRACE_S)
+    kill_tree(server_id)
+    remove_shared_files(leftovers)
+
+
+def wait_until_gone(server_id: str, timeout_s: float) -> bool:
+    """Whether every process of the server ended within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while members(server_id):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def kill_tree(server_id: str) -> None:
+    """SIGKILL to whatever is left of a server; ServerError if something survives even that."""
+    for _ in range(20):
+        left = members(server_id)
+        for process in left:
+            _signal(process, signal.SIGKILL)
+        if not left or wait_until_gone(server_id, 0.5):
+            return
+    pids = ", ".join(str(process.pid) for process in members(server_id))
+    raise ServerError(
+        f"Processes {pids} of the server {server_id} survive SIGKILL",
+        "they hang in the kernel, as a rule in the GPU driver",
+        "see `dmesg | tail`; a restart of the machine or of the container ends them",
+    )
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    with contextlib.suppress(*GONE):
+        process.send_signal(number)  # psutil refuses if the process id has been reused
+
+
+def shared_files(tree: Iterable[psutil.Process]) -> set[Path]:
+    """Files in shared memory that these processes hold: theirs for sure, and left behind by SIGKILL."""
+    return {Path(name) for process in tree for name in _mapped_names(process)}
+
+
+def _mapped_names(process: psutil.Process) -> set[str]:
+    with contextlib.suppress(*GONE, OSError):
+        names = re.findall(rf"\s({SHM}\S+)", Path(f"/proc/{process.pid}/maps").read_text())
+        links = [os.readlink(file) for file in Path(f"/proc/{process.pid}/fd").iterdir()]
+        return {name for name in (*names, *links) if name.startswith(SHM) and "(deleted)" not in name}
+    return set()
+
+
+def remove_shared_files(files: set[Path]) -> None:
+    """Remove those that are still there and that no living process holds."""
+    left = {file for file in files if file.exists() and file.stat().st_uid == os.getuid()}
+    if left:
+        left -= shared_files(psutil.process_iter())
+    for file in left:
+        file.unlink(missing_ok=True)
