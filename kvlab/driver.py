@@ -1,0 +1,173 @@
+"""Sends one phase of a load inside one event loop: a closed loop of clients, or requests at given times."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from kvlab.client import Endpoint, body, clock, send, warm_pool
+from kvlab.workload import Request
+
+TICK_S = 0.01
+GONE_AFTER = 10  # connection failures in a row, over all clients
+POOL_LIMIT = 256  # warm connections of an open loop
+SERVER_GONE = "not sent: server gone"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One phase of one process. `start` is when it begins on `clock`; request times count from there."""
+
+    endpoint: Endpoint
+    phase: str
+    requests: list[Request]
+    concurrency: int
+    fields: dict[str, bool]
+    timeout_s: float
+    new_connection: bool
+    process: int = 0
+
+    @property
+    def open_loop(self) -> bool:
+        """True when the requests say when they start."""
+        return any(r.at_s is not None for r in self.requests)
+
+    @property
+    def connections(self) -> int:
+        """Connections to open before the start."""
+        if self.new_connection:
+            return 0
+        return min(len(self.requests), POOL_LIMIT if self.open_loop else self.concurrency)
+
+
+@dataclass
+class Prepared:
+    """A job with its bodies serialised and its connections opened."""
+
+    job: Job
+    payloads: list[bytes]
+
+
+@dataclass
+class Outcome:
+    """What a phase left behind: rows, how late the loop woke up (s), CPU time of the client (s)."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    lags_s: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
+def serialise(job: Job) -> Prepared:
+    """All bodies of a job. They take less memory than the prompts they are made of."""
+    return Prepared(job, [body(job.endpoint, request, job.fields) for request in job.requests])
+
+
+async def open_pool(session: aiohttp.ClientSession, job: Job) -> None:
+    """Opens the connections that the job will use, shortly before it starts."""
+    if job.connections:
+        await warm_pool(session, job.endpoint, job.connections)
+
+
+async def run_phase(
+    session: aiohttp.ClientSession, prepared: Prepared, outcome: Outcome, zero: float, start: float
+) -> None:
+    """Sends the job and fills `outcome` as answers come, so that it holds what was measured also when cancelled.
+
+    `zero` and `start` on `clock`. An exception other than cancellation is a defect of the load generator.
+    """
+    state = _State(session, prepared.job, outcome, zero, start)
+    ticker = asyncio.create_task(_tick(outcome.lags_s))
+    cpu, wall = time.thread_time(), clock()
+    try:
+        await _sleep_until(start)
+        work = list(zip(prepared.job.requests, prepared.payloads, strict=True))
+        async with asyncio.TaskGroup() as group:
+            if prepared.job.open_loop:
+                group.create_task(_by_schedule(state, work, group))
+            else:
+                shared = iter(work)
+                for _ in range(min(prepared.job.concurrency, len(work))):
+                    group.create_task(_client(state, shared))
+    finally:
+        ticker.cancel()
+        outcome.cpu_s += time.thread_time() - cpu
+        outcome.wall_s += clock() - wall
+
+
+class _State:
+    """What the clients of one phase share."""
+
+    def __init__(self, session, job: Job, outcome: Outcome, zero: float, start: float):
+        self.session, self.job, self.outcome, self.zero, self.start = session, job, outcome, zero, start
+        self.unreachable = 0
+
+    def record(self, row: dict[str, Any]) -> None:
+        row["process"] = self.job.process
+        self.outcome.rows.append(row)
+        self.unreachable = self.unreachable + 1 if row["start_s"] is None else 0
+
+    async def send(self, request: Request, payload: bytes, scheduled: float | None = None) -> None:
+        if self.unreachable >= GONE_AFTER:
+            self.outcome.rows.append(self._not_sent(request, scheduled))
+            return
+        await send(
+            self.session,
+            self.job.endpoint,
+            request,
+            zero=self.zero,
+            timeout_s=self.job.timeout_s,
+            phase=self.job.phase,
+            payload=payload,
+            scheduled=scheduled,
+            record=self.record,
+        )
+
+    def _not_sent(self, request: Request, scheduled: float | None) -> dict[str, Any]:
+        return {
+            "request": request.index,
+            "phase": self.job.phase,
+            "kind": request.kind,
+            "prefix": request.prefix,
+            "worker": self.job.endpoint.worker,
+            "scheduled_s": None if scheduled is None else scheduled - self.zero,
+            "input_tokens_asked": len(request.prompt),
+            "output_tokens_asked": request.output_tokens,
+            "ok": False,
+            "error": SERVER_GONE,
+            "process": self.job.process,
+        }
+
+
+async def _client(state: _State, work: Iterator[tuple[Request, bytes]]) -> None:
+    """One client of the closed loop: the next request as soon as the last one has ended."""
+    for request, payload in work:
+        await state.send(request, payload)
+
+
+async def _by_schedule(state: _State, work: list[tuple[Request, bytes]], group: asyncio.TaskGroup) -> None:
+    """Starts each request at its time, however many are still under way."""
+    for request, payload in sorted(work, key=lambda pair: pair[0].at_s or 0.0):
+        due = state.start + (request.at_s or 0.0)
+        if state.unreachable < GONE_AFTER:
+            await _sleep_until(due)
+        group.create_task(state.send(request, payload, due))
+
+
+async def _sleep_until(due: float) -> None:
+    while (left := due - clock()) > 0:
+        # Timers of event loops count in milliseconds and may be a fraction early.
+        await asyncio.sleep(left if left > 0.001 else 0)
+
+
+async def _tick(lags_s: list[float]) -> None:
+    """Measures how late this event loop is: what it adds to every stamp."""
+    while True:
+        due = clock() + TICK_S
+        await asyncio.sleep(TICK_S)
+        lags_s.append(max(0.0, clock() - due))
