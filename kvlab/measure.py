@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import secrets
 import tempfile
 import time
@@ -21,10 +23,11 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from kvlab import claims as claims_module
-from kvlab import config, geometry, profile, provenance, stats, store
+from kvlab import config, display, engine, geometry, predict, profile, provenance, stats, steptime, store
 from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError
+from kvlab.records import REQUEST_COLUMNS
 
 MODES = ("auto", "measure", "replay")
 
@@ -58,6 +61,7 @@ class Lab:
     base_url: str = ""
     _server: Any = None
     _server_config: ServerConfig | None = None
+    _quiet: Any = None  # the lock file while this laboratory measures
     _logs: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="kvlab-")))
 
     @property
@@ -90,7 +94,7 @@ class Lab:
         if self.mode != "replay" and rows not in [entry["rows"] for entry in stored["stored"]]:
             stored["stored"].append({"utc": _now(), "profile": self.profile.name, "rows": rows})
             store.write_text(path, json.dumps(stored, indent=1, sort_keys=True) + "\n")
-        return claims_module.show(predicted)
+        return display.show(predicted)
 
     # -- measure ------------------------------------------------------------------------------------------------
 
@@ -103,6 +107,7 @@ class Lab:
         _check_unique(cells)
         todo = [cell for cell in cells if self._must_measure(cell)]
         if todo:
+            self._quiet = self._quiet or take_machine()
             with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:
                 for cell in todo:
                     self._measure_cell(cell, bar)
@@ -164,7 +169,7 @@ class Lab:
             self.close()
             raise KeyboardInterrupt
         if cell.fresh:
-            self.close()
+            self._stop_server()
 
     def _serve(self, cell: Cell, bar) -> Any:
         from kvlab import server
@@ -172,7 +177,7 @@ class Lab:
         if self.base_url:
             self._server = self._server or server.attach(self.base_url)
         elif self._server is None or self._server_config != cell.server or cell.fresh:
-            self.close()
+            self._stop_server()
             bar.set_postfix_str("starting a server")
             self._server = server.VllmServer(
                 cell.server, log_dir=self._logs, on_phase=lambda phase, s: bar.set_postfix_str(f"{phase}, {s:.0f} s")
@@ -203,9 +208,15 @@ class Lab:
         store.save_run(self.machine, self.section, manifest, result.requests, result.samples, server.log_path)
 
     def close(self) -> None:
-        """Stops the server, if one runs. Safe to call twice."""
+        """Stops the server, if one runs, and lets others measure. Safe to call twice."""
+        self._stop_server()
+        if self._quiet is not None:
+            self._quiet.close()
+            self._quiet = None
+
+    def _stop_server(self) -> None:
         server, self._server, self._server_config = self._server, None, None
-        if server is not None and hasattr(server, "stop"):
+        if hasattr(server, "stop"):
             server.stop()
 
     # -- claims -------------------------------------------------------------------------------------------------
@@ -214,7 +225,7 @@ class Lab:
         """Replaces this section's claims of this machine; returns them for display. Stops the server."""
         self.close()
         claims_module.write_section(store.machine_dir(self.machine), self.section, claims)
-        return claims_module.show(claims)
+        return display.show(claims)
 
 
 def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mode: str = "auto", base_url: str = ""):
@@ -269,6 +280,30 @@ def _predictions(folder: Path) -> dict | None:
     return {"stored_utc": last["utc"], "numbers": len(last["rows"])}
 
 
+def take_machine():
+    """The lock that one measurement at a time holds on this computer; closing it, or the end of the process, frees it.
+
+    Raises KvlabError where another one measures: two at once would measure each other.
+    """
+    path = engine.cache_dir() / "measuring.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = path.open("a+")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.seek(0)
+        owner = handle.read().strip() or "unknown"
+        handle.close()
+        raise KvlabError(
+            f"Another measurement runs on this computer (process {owner}); the two would disturb each other.",
+            next_step="wait for it, or close the notebook or command that holds it; then run this again",
+        ) from None
+    handle.truncate(0)
+    handle.write(str(os.getpid()))
+    handle.flush()
+    return handle
+
+
 def _check_unique(cells: list[Cell]) -> None:
     keys = [config.key(cell) for cell in cells]
     twice = sorted({cell.name for cell, key in zip(cells, keys, strict=True) if keys.count(key) > 1})
@@ -278,3 +313,36 @@ def _check_unique(cells: list[Cell]) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def rows(result: Result) -> pd.DataFrame:
+    """The successful measured requests of a run, one a row; an empty table with the same columns where there is no run."""
+    if result.run is None:
+        return pd.DataFrame({name: pd.Series(dtype=dtype) for name, (dtype, _) in REQUEST_COLUMNS.items()})
+    requests = result.run.requests()
+    return requests[(requests["phase"] == "measure") & requests["ok"].fillna(False)].reset_index(drop=True)
+
+
+def relative_difference(changed: list[Result], base: list[Result], name: str) -> stats.Estimate | None:
+    """Mean of (changed - base) / base over repeats that both sides have, with its t interval."""
+    pairs = [(a.value(name), b.value(name)) for a, b in zip(changed, base, strict=True)]
+    found = [a / b - 1 for a, b in pairs if a is not None and b]
+    return stats.mean_interval(found) if found else None
+
+
+def fit_step_model(results: list[Result]) -> tuple[steptime.StepModel | None, float | None]:
+    """The step-time model and the prefill speed in tok/s, from runs at low concurrency; None for what they do not give.
+
+    A step is the median gap between tokens; the KV tokens are those of requests spread evenly over their lives.
+    The prefill speed is the slope of TTFT over prompt length at one client.
+    """
+    points, alone = [], []
+    for result in results:
+        load, step_s = result.cell.load, result.value("itl_p50_s")
+        if step_s:
+            held = load.concurrency * steptime.Shape(load.input_tokens, load.output_tokens).mean_kv_tokens()
+            points.append(steptime.StepPoint(load.concurrency, held, step_s))
+        if load.concurrency == 1:
+            alone.append((load.input_tokens, result.value("ttft_p50_s")))
+    enough = len(points) >= 3 and len({point.running for point in points}) >= 2
+    return (steptime.fit(points) if enough else None), predict.prefill_line(alone)[1]

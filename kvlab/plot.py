@@ -69,7 +69,7 @@ def measured_points(
 ):
     """Measured points, with intervals where they are known. Missing points are left out."""
     x, y = list(x), list(y)
-    low, high = list(low or [None] * len(x)), list(high or [None] * len(x))
+    low, high = ([None] * len(x) if ends is None else list(ends) for ends in (low, high))
     keep = [i for i, value in enumerate(y) if not _missing(value)]
     for i in keep:
         if not (_missing(low[i]) or _missing(high[i])):
@@ -110,7 +110,9 @@ def log2_axis(axis: Axes, values: Sequence[float]) -> None:
 
 
 def plain_log_y(axis: Axes) -> None:
-    """A logarithmic y axis labelled 1, 10, 100 instead of powers."""
+    """A logarithmic y axis labelled 1, 10, 100 instead of powers; an axis without points says "not measured"."""
+    if _empty(axis):
+        return
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
 
@@ -137,5 +139,70 @@ def figure_files(machine: str, section: str) -> list[Path]:
     return [path for path in files if json.loads(path.read_text()).get("notebook") == section]
 
 
+def _empty(axis: Axes) -> bool:
+    if any(len(line.get_xdata()) for line in axis.lines):
+        return False
+    if not axis.texts:
+        axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=COMPUTED)
+    return True
+
+
 def _missing(value) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value)) or value != value
+
+
+def plain_log_x(axis: Axes) -> None:
+    """A logarithmic x axis labelled with plain numbers; an axis without points says "not measured"."""
+    if _empty(axis):
+        return
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
+
+
+def dumbbell(axis: Axes, y: float, computed: float | None, measured: float, *, color: str = MEASURED) -> None:
+    """A computed bar and a measured dot in one row, with the residual in words."""
+    if not _missing(computed):
+        axis.plot([computed], [y], "|", ms=20, mew=2.5, color=COMPUTED, zorder=3)
+        residual = f"{measured / computed - 1:+.1%}" if measured != computed else "exact"
+        axis.annotate(residual, (measured, y), xytext=(9, 0), textcoords="offset points", va="center", fontsize=9)
+    axis.plot([measured], [y], "o", color=color, zorder=4)
+
+
+def running_over_time(axis: Axes, run: store.Run | None) -> None:
+    """Requests running and waiting over a run's time; says so where there is no run."""
+    axis.set_xlabel("seconds")
+    axis.set_ylabel("requests")
+    if run is None:
+        _empty(axis)
+        return
+    samples = run.samples()
+    t = samples["t_s"] - samples["t_s"].min()
+    axis.step(t, samples["running"], where="post", color=MEASURED, label="running")
+    axis.step(t, samples["waiting"], where="post", color=MISS, label="waiting", lw=1.2)
+    axis.set_ylim(bottom=0)
+
+
+def machine_points(axis: Axes, x, y, machine: str, *, own: str):
+    """One machine's points, joined; the reader's own machine is drawn strongest."""
+    color = MEASURED if machine == own else ARTICLE if machine == "article" else OTHER
+    marker = MARKERS.get(machine, "o")
+    mfc = "white" if machine == "article" else color
+    width = 2.2 if machine == own else 1.2
+    return axis.plot(list(x), list(y), marker=marker, mfc=mfc, color=color, lw=width, label=machine, zorder=5 if machine == own else 3)
+
+
+def hit_and_miss(axis: Axes, y: float, miss: float, hit: float) -> None:
+    """Miss and hit of one machine in one row, with their ratio."""
+    first = y == 0
+    axis.plot([hit, miss], [y, y], color="#bbbbbb", lw=2, zorder=2)
+    axis.plot([miss], [y], "o", color=MISS, zorder=3, label="miss" if first else None)
+    axis.plot([hit], [y], "o", color=HIT, zorder=3, label="hit" if first else None)
+    axis.annotate(f"{miss / hit:.1f}×", (math.sqrt(hit * miss), y), xytext=(0, 6), textcoords="offset points", ha="center")
+
+
+def shared_legend(figure: Figure, axis: Axes) -> None:
+    """One legend under all the panels."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)

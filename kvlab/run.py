@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvlab import store
 from kvlab.errors import ConfigError, NotebookError
 
+FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 TYPES: dict[str, type | tuple[type, ...]] = {
     "str": str,
     "int": int,
@@ -26,8 +26,14 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 
 def notebooks() -> dict[str, Path]:
     """Section -> notebook, in the order of their numbers. A section is the file's name without its number."""
-    found = sorted(store.root().parent.joinpath("notebooks").glob("[0-9][0-9]_*.ipynb"))
+    found = sorted(folder().glob("[0-9][0-9]_*.ipynb"))
     return {path.stem[3:]: path for path in found}
+
+
+def folder() -> Path:
+    """The notebooks folder: of the project around the current folder, else beside the package (an editable install)."""
+    places = [*(place / "notebooks" for place in (Path.cwd(), *Path.cwd().parents)), FOLDER]
+    return next((place for place in places if (place / "00_start_here.ipynb").is_file()), FOLDER)
 
 
 def notebook_of(section: str) -> Path:
@@ -106,6 +112,7 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
             execution_timeout=int(timeout_s),
             kernel_name="python3",
             request_save_on_cell_execute=True,
+            extra_arguments=["--IPKernelApp.log_level=40"],
         )
     except PapermillExecutionError as error:
         raise NotebookError(

@@ -1,0 +1,65 @@
+"""Other machines' claims as points for a figure, so that one's own measurement stands beside the published ones."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from kvlab import claims, store
+
+NUMBERS = ("computed", "measured", "ci_low", "ci_high")
+
+
+def others(lab) -> list[str]:
+    """The machines that have claims of the lab's section, without its own; the article first."""
+    names = [name for name in store.machines() if name != lab.machine]
+    with_claims = [name for name in names if len(_section(name, lab.section))]
+    return sorted(with_claims, key=lambda name: (name != "article", name))
+
+
+def points(machine: str, section: str, quantity: str, x: str, **where) -> pd.DataFrame:
+    """x, computed, measured, ci_low, ci_high of the claims of that quantity, sorted by the condition `x`.
+
+    `where` keeps claims whose conditions hold these values; a condition that a claim does not state does not match.
+    """
+    table = _section(machine, section)
+    wanted = {key: str(value) for key, value in where.items()}
+    rows = []
+    for row in table[table["quantity"] == quantity].to_dict("records"):
+        stated = claims.parse_conditions(_text(row["conditions"]))
+        if x in stated and all(stated.get(key) == value for key, value in wanted.items()):
+            rows.append({"x": _number(stated[x])} | {name: row[name] for name in NUMBERS} | {"conditions": row["conditions"]})
+    found = pd.DataFrame(rows, columns=["x", *NUMBERS, "conditions"])
+    numbers = {name: "float64" for name in ("x", *NUMBERS)}
+    return found.astype(object).where(found.notna(), float("nan")).astype(numbers).sort_values("x").reset_index(drop=True)
+
+
+def value(machine: str, section: str, quantity: str, column: str = "measured", **where) -> float | None:
+    """The number of the first claim of that quantity whose conditions match; None where there is none."""
+    table = _section(machine, section)
+    wanted = {key: str(value) for key, value in where.items()}
+    for row in table[table["quantity"] == quantity].to_dict("records"):
+        stated = claims.parse_conditions(_text(row["conditions"]))
+        if all(stated.get(key) == value for key, value in wanted.items()) and not pd.isna(row[column]):
+            return float(row[column])
+    return None
+
+
+def article_fit(machine: str, **where) -> float | None:
+    """Requests that fit as the article computed them, for a machine whose claims know no interval."""
+    return value(machine, "kv_capacity", "requests_that_fit", "computed", **where)
+
+
+def _section(machine: str, section: str) -> pd.DataFrame:
+    table = claims.read(store.machine_dir(machine))
+    return table[table["section"] == section]
+
+
+def _text(value) -> str:
+    return "" if pd.isna(value) else str(value)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,154 @@
+"""The `kvlab` command: thin; every line of it calls a function that a notebook can call too."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvlab.errors import ConfigError, KvlabError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Predict and measure an LLM server."
+)
+
+Profile = Annotated[str, typer.Option(help="auto, a built-in profile, or the path of a TOML file")]
+Machine = Annotated[str, typer.Option(help="data folder; empty: named after this machine's hardware")]
+BaseUrl = Annotated[str, typer.Option(help="measure this existing server; its key is read from KVLAB_API_KEY")]
+Mode = Annotated[str, typer.Option(help="auto: measure what is missing; measure: all again; replay: start nothing")]
+Param = Annotated[list[str], typer.Option("--param", "-p", help="a notebook parameter, such as CONCURRENCY=[1,8,32]")]
+BUILD = Path("_build")
+
+
+@contextlib.contextmanager
+def errors_explained():
+    """One message on standard error and exit code 1 (2 for bad input) in place of a traceback."""
+    try:
+        yield
+    except KvlabError as error:
+        typer.secho(str(error), err=True, fg="red")
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    except KeyboardInterrupt:
+        typer.secho("Interrupted. What was measured is kept; the same command resumes.", err=True, fg="red")
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def check(profile: Profile = "auto", machine: Machine = "") -> None:
+    """Show what this machine has, what would be measured, and how long it takes."""
+    from kvlab import overview
+
+    with errors_explained():
+        typer.echo(overview.text(profile, machine))
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Argument(help="a name (such as Qwen3-1.7B), a folder or a config.json; empty: a table of known models")] = "",
+    kv_bytes: Annotated[float, typer.Option(help="bytes of the KV pool, such as 2.5e9")] = 2.0 * 2**30,
+    block_size: int = 16,
+    kv_dtype_bytes: float = 2.0,
+    input_tokens: int = 512,
+    output_tokens: int = 128,
+    tensor_parallel: int = 1,
+) -> None:
+    """Compute the KV cache of a model: bytes per token, capacity, requests that fit."""
+    from kvlab import overview
+
+    with errors_explained():
+        typer.echo(
+            overview.prediction(model, int(kv_bytes), block_size, kv_dtype_bytes, input_tokens, output_tokens, tensor_parallel)
+        )
+
+
+@app.command()
+def measure(
+    sections: Annotated[list[str], typer.Argument(help="sections, such as load; see kvlab check")],
+    profile: Profile = "auto",
+    machine: Machine = "",
+    mode: Mode = "auto",
+    base_url: BaseUrl = "",
+    param: Param = [],  # noqa: B006  typer wants a list
+) -> None:
+    """Measure sections, resuming what is there; executed notebooks land in _build/notebooks."""
+    with errors_explained():
+        _run(sections, profile, machine, mode, base_url, param)
+
+
+@app.command()
+def report(
+    mode: Mode = "auto",
+    profile: Profile = "auto",
+    machine: Machine = "",
+    base_url: BaseUrl = "",
+) -> None:
+    """Run every notebook and render _build/report.html."""
+    from kvlab import report, run
+
+    with errors_explained():
+        machine, timings, failures = _run(list(run.notebooks()), profile, machine, mode, base_url, [], go_on=True)
+        began = time.monotonic()
+        path = report.build(machine, BUILD / "report.html", timings=timings, failures=failures)
+        typer.echo(f"  {'report':<16} {time.monotonic() - began:6.1f} s")
+        typer.secho(f"The report is at {path.resolve().as_uri()}", fg="green")
+        for section, why in failures.items():
+            typer.secho(f"{section} failed: {why}", err=True, fg="red")
+        if failures:
+            raise typer.Exit(1)
+
+
+@app.command()
+def ps() -> None:
+    """List servers that kvlab started and that still run."""
+    from kvlab import processes
+
+    with errors_explained():
+        servers = processes.list_servers()
+        for server in servers:
+            typer.echo(processes.describe(server))
+        if not servers:
+            typer.echo("No server started by kvlab is running.")
+
+
+@app.command()
+def stop(
+    ids: Annotated[list[str] | None, typer.Argument(help="ids from kvlab ps; none: all of them")] = None,
+) -> None:
+    """End servers that kvlab started, with everything below them."""
+    from kvlab import processes
+
+    with errors_explained():
+        for server in processes.stop_servers(ids or None):
+            typer.echo(f"stopped {processes.describe(server)}")
+
+
+def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = False):
+    """Executes the notebooks; returns the machine, seconds a section, and failures a section (only with `go_on`)."""
+    from kvlab import measure, run, store
+
+    known = [run.notebook_of(section) for section in sections]
+    # Opened here first: a wrong profile, mode or machine is one error before the first notebook, not one in each.
+    if mode == "replay" and not machine and not base_url:
+        machine = store.default_replay_machine()
+    lab = measure.open_lab(Path(known[0]).stem[3:], profile_name=profile, machine=machine, mode=mode, base_url=base_url)
+    common = {"PROFILE": profile, "MACHINE": lab.machine, "MODE": mode, "BASE_URL": base_url}
+    given = common | dict(run.parse_parameter(text) for text in param)
+    for path in known:
+        run.check_parameters(path, given)
+    typer.echo(f"machine {lab.machine}, profile {lab.profile.name}, mode {mode}")
+    timings, failures = {}, {}
+    for path in known:
+        section = path.stem[3:]
+        try:
+            timings[section] = run.execute(path, given, BUILD / "notebooks" / path.name, progress=sys.stderr.isatty())
+            typer.echo(f"  {section:<16} {timings[section]:6.1f} s")
+        except KvlabError as error:
+            if not go_on or isinstance(error, ConfigError):
+                raise
+            failures[section] = str(error)
+            typer.echo(f"  {section:<16} failed")
+    return lab.machine, timings, failures

@@ -1,0 +1,116 @@
+"""What did not match, and why: sentences made of the claims themselves, so that no number in prose is typed by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from IPython.display import Markdown, display
+
+from kvlab.claims import Claim
+from kvlab.measure import Result
+
+
+def show(*sentences: str | None) -> None:
+    """Displays the sentences that have something to say, as a list."""
+    display(Markdown("\n".join(f"- {sentence}" for sentence in sentences if sentence)))
+
+
+def residuals(claims: Iterable[Claim], *, exact: Iterable[str] = (), tolerance: float | None = None) -> str | None:
+    """How many predictions held, and each one that did not: `exact` quantities to the last digit, others to `tolerance`."""
+    exact = set(exact)
+    compared = [c for c in claims if c.computed is not None and c.measured is not None]
+    if tolerance is None:
+        compared = [c for c in compared if c.quantity in exact]
+    off = [c for c in compared if not _holds(c, c.quantity in exact, tolerance or 0.0)]
+    if not compared:
+        return "No prediction can be compared: nothing was measured."
+    rule = " and ".join(
+        part
+        for part in (
+            "counts exactly" if exact else "",
+            f"the rest within {tolerance:.0%}" if tolerance is not None else "",
+        )
+        if part
+    )
+    sentence = f"{len(compared) - len(off)} of {len(compared)} predictions hold ({rule})."
+    if off:
+        worst = sorted(off, key=lambda c: -abs(c.residual if c.residual is not None else math.inf))
+        listed = "; ".join(f"{c.quantity} at {c.conditions}: {_off_by(c)}" for c in worst[:8])
+        more = f"; and {len(off) - 8} more" if len(off) > 8 else ""
+        sentence += f" Outside: {listed}{more}."
+    return sentence
+
+
+def _holds(claim: Claim, exactly: bool, tolerance: float) -> bool:
+    if exactly:
+        return math.isclose(claim.measured, claim.computed, rel_tol=0, abs_tol=1e-9)
+    if claim.residual is not None and abs(claim.residual) <= tolerance:
+        return True
+    inside = claim.ci_low is not None and claim.ci_high is not None and claim.ci_low <= claim.computed <= claim.ci_high
+    return inside
+
+
+def _off_by(claim: Claim) -> str:
+    return f"{claim.residual:+.0%}" if claim.residual is not None else f"{claim.measured:g} instead of {claim.computed:g}"
+
+
+def rounding(claims: Iterable[Claim]) -> str | None:
+    """Why the measured bytes per token lie a little above the formula's."""
+    rows = [c for c in claims if c.quantity == "kv_bytes_per_token" and c.residual]
+    if not rows:
+        return None
+    worst = max(rows, key=lambda c: abs(c.residual))
+    return (
+        f"Pool ÷ capacity gives up to {abs(worst.residual):.3%} more bytes per token than the formula ({worst.conditions}): "
+        "the pool is cut into whole blocks, and the rest of it stays unused."
+    )
+
+
+def gain(claims: Iterable[Claim], quantity: str, where: dict) -> str | None:
+    """Between which concurrencies a quantity grows, and by how much."""
+    ending = ";".join(f"{key}={value}" for key, value in where.items())
+    points = [c for c in claims if c.quantity == quantity and c.conditions.endswith(ending) and c.measured]
+    if len(points) < 3:
+        return None
+    first, middle, last = points[0], points[len(points) // 2], points[-1]
+    return (
+        f"{quantity} grows {middle.measured / first.measured:.1f}-fold from {first.conditions} to {middle.conditions}, "
+        f"and {last.measured / middle.measured:.2f}-fold from there to {last.conditions}."
+    )
+
+
+def honest(results: Iterable[Result]) -> str | None:
+    """Whether the client kept up: the certificates of all runs in one sentence."""
+    runs = [r for r in results if r.run is not None]
+    marked = [(r.run.id, p) for r in runs for p in r.run.manifest["certificate"].get("problems", [])]
+    if not runs:
+        return None
+    if not marked:
+        return f"The client kept up in all {len(runs)} runs: no certificate is marked."
+    listed = "; ".join(f"{run}: {problem}" for run, problem in marked[:3])
+    return f"{len({run for run, _ in marked})} of {len(runs)} runs are marked by their certificate, such as {listed}."
+
+
+def difference(claims: Iterable[Claim], prefix: str) -> str | None:
+    """Whether an interval of a relative difference excludes zero."""
+    sentences = []
+    for c in claims:
+        if c.quantity.startswith(prefix) and c.measured is not None:
+            what = c.quantity.removeprefix(prefix)
+            if c.ci_low is None or c.ci_high is None:
+                sentences.append(f"{what}: {c.measured:+.1%}, too few repeats for an interval")
+            elif c.ci_low <= 0 <= c.ci_high:
+                sentences.append(f"{what}: {c.measured:+.1%} with {c.ci_low:+.1%} to {c.ci_high:+.1%}, no difference can be told")
+            else:
+                sentences.append(f"{what}: {c.measured:+.1%} with {c.ci_low:+.1%} to {c.ci_high:+.1%}, a real difference")
+    return "; ".join(sentences) + "." if sentences else None
+
+
+def not_measured(claims: Iterable[Claim]) -> str | None:
+    """What was not measured, with the reasons."""
+    missing = [c for c in claims if c.state in ("not measured", "failed")]
+    if not missing:
+        return None
+    reasons = sorted({c.reason or "no reason given" for c in missing})
+    return f"{len(missing)} claims are not measured: {'; '.join(reasons)}."
