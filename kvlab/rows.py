@@ -115,8 +115,9 @@ def counter_growth(
 ) -> float | None:
     """Growth of a counter over [start_s, end_s], summed over workers.
 
-    Read from the last scrape at or before start_s, but not before not_before_s (the end of a warm-up), to the first
-    at or after end_s. Null where a worker lacks either or a value, or where the counter went down (a restart).
+    Read from the last scrape at or before start_s, but not before not_before_s (the end of a warm-up), to the last
+    scrape of all, which must not be before end_s: a server counts a request a moment after its answer has left. Null
+    where a worker lacks either or a value, or where the counter went down (a restart).
     """
     total = 0.0
     for _, worker in _by_worker(samples):
@@ -124,7 +125,7 @@ def counter_growth(
         after = worker[worker["t_s"] >= end_s]
         if before.empty or after.empty:
             return None
-        values = worker.loc[before.index[-1] : after.index[0], column]
+        values = worker.loc[before.index[-1] :, column]
         if values.isna().any() or (values.diff() < 0).any():
             return None
         total += float(values.iloc[-1] - values.iloc[0])
@@ -139,12 +140,28 @@ def _by_worker(samples: pd.DataFrame):
 
 def gauge_max(samples: pd.DataFrame, column: str, start_s: float, end_s: float, *, add: bool) -> float | None:
     """Largest value within [start_s, end_s]: of the sum over workers (`add`), or of any one worker."""
+    wide = _gauge(samples, column, start_s, end_s)
+    if wide is None:
+        return None
+    return float((wide.sum(axis=1, min_count=1) if add else wide.max(axis=1)).max())
+
+
+def gauge_mean(samples: pd.DataFrame, column: str, window: tuple[float, float] | None) -> float | None:
+    """Mean over time within the window of the sum over workers; a value holds until the next scrape."""
+    wide = None if window is None else _gauge(samples, column, *window)
+    if wide is None or len(wide) < 2:
+        return None
+    values = wide.sum(axis=1, min_count=1)
+    spans = np.diff([*values.index, window[1]])
+    return float(np.average(values, weights=spans))
+
+
+def _gauge(samples: pd.DataFrame, column: str, start_s: float, end_s: float) -> pd.DataFrame | None:
+    """t_s x worker. Workers are not scraped in the same instant: each keeps its last value until its next one."""
     inside = samples[(samples["t_s"] >= start_s) & (samples["t_s"] <= end_s)]
     if not inside[column].notna().any():
         return None
     wide = inside.assign(worker=inside["worker"].fillna("")).pivot_table(
         index="t_s", columns="worker", values=column, aggfunc="last"
     )
-    # Workers are not scraped in the same instant: each keeps its last value until its next one.
-    values = wide.ffill().sum(axis=1, min_count=1) if add else wide.max(axis=1)
-    return float(values.max())
+    return wide.ffill()

@@ -21,6 +21,7 @@ from kvlab.rows import (
     counter_growth,
     gaps_s,
     gauge_max,
+    gauge_mean,
     itl_s,
     known,
     littles_law,
@@ -147,7 +148,7 @@ def summarise(
         **_latencies(ok),
         **_itl(ok),
         **_hits(ok, load, block_size),
-        **_server_side(samples, requests, span),
+        **_server_side(samples, requests, span, window),
         "concurrency_delivered": littles_law(rows, window),
         "littles_law_residual": littles_law_residual(rows, window, load.concurrency) if closed else None,
     }
@@ -204,17 +205,34 @@ def _hits(ok: pd.DataFrame, load: LoadConfig, block_size: int | None) -> dict[st
     }
 
 
-def _server_side(samples: pd.DataFrame, requests: pd.DataFrame, span: tuple[float, float] | None) -> dict[str, Any]:
-    names = ("running_max", "waiting_max", "kv_usage_max", "preemptions", "token_hit_ratio_counters", "queue_mean_s")
+def _server_side(
+    samples: pd.DataFrame,
+    requests: pd.DataFrame,
+    span: tuple[float, float] | None,
+    window: tuple[float, float] | None,
+) -> dict[str, Any]:
+    names = (
+        "running_max",
+        "running_mean",
+        "waiting_max",
+        "kv_usage_max",
+        "preemptions",
+        "prefix_queries",
+        "prefix_hits",
+    )
+    names += ("token_hit_ratio_counters", "queue_mean_s")
     if span is None or samples.empty:
         return dict.fromkeys(names)
     warm_end = known(requests.loc[(requests["phase"] == "warmup").fillna(False), "end_s"]).max(initial=-math.inf)
     growth = {name: counter_growth(samples, name, *span, float(warm_end)) for name in COUNTERS}
     return {
         "running_max": gauge_max(samples, "running", *span, add=True),
+        "running_mean": gauge_mean(samples, "running", window),
         "waiting_max": gauge_max(samples, "waiting", *span, add=True),
         "kv_usage_max": gauge_max(samples, "kv_usage", *span, add=False),
         "preemptions": growth["preemptions"],
+        "prefix_queries": growth["prefix_queries"],
+        "prefix_hits": growth["prefix_hits"],
         "token_hit_ratio_counters": ratio(growth["prefix_hits"], growth["prefix_queries"]),
         "queue_mean_s": ratio(growth["queue_sum_s"], growth["queue_count"]),
     }

@@ -1,0 +1,121 @@
+"""The published values as claims: every line of the file, in our units, under our names."""
+
+import csv
+
+import pytest
+
+from kvlab import article, claims
+from kvlab.errors import StoreError
+
+
+@pytest.fixture(autouse=True)
+def committed(monkeypatch):
+    monkeypatch.delenv("KVLAB_DATA", raising=False)
+
+
+def lines() -> list[dict[str, str]]:
+    with (article.folder() / article.VALUES).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def found(quantity: str, conditions: str) -> claims.Claim:
+    every = claims.from_frame(claims.read(article.folder()))
+    match = [c for c in every if c.quantity == quantity and c.conditions == conditions]
+    assert len(match) == 1
+    return match[0]
+
+
+def test_every_line_is_understood():
+    rows = lines()
+    assert len(rows) == 128
+    for row in rows:
+        assert article.claims_of(row), row
+
+
+def test_the_committed_file_is_a_rebuild(tmp_path):
+    article.rebuild(tmp_path)
+    assert (tmp_path / "claims.csv").read_bytes() == (article.folder() / "claims.csv").read_bytes()
+
+
+def test_every_published_number_is_there_once():
+    rows = lines()
+    values = sum(len(article._split_values(row["value"])) for row in rows)
+    # A range over two concurrencies is two claims, a bound from c=32 on stands at 32 and at 64.
+    assert len(article.build(rows)) == values + 2
+
+
+def test_units_are_those_of_our_claims():
+    units = set(claims.read(article.folder())["unit"])
+    assert units == {"s", "bytes", "tokens", "tok/s", "req/s", "ratio", "x", "count", "requests", "ppl"}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "conditions", "measured", "unit"),
+    [
+        ("throughput_tok_s", "c=32;in=512;out=128;rep=2", 833, "tok/s"),
+        ("throughput_tok_s", "c=8;in=512;out=128", 383, "tok/s"),
+        ("ttft_p50_s", "c=64;in=512;out=128;kv_tokens=26560;server=3", 2.2, "s"),
+        ("ttft_p50_s", "c=32;in=512;out=128", 0.668, "s"),
+        ("itl_max_s", "chunk=2048;in=3500;inserts=3", 0.227, "s"),
+        ("preemptions", "c=64;in=1500;out=256;requests=128", 22, "count"),
+        ("throughput_change", "c=64;in=512;out=128;max_num_seqs=16;over_max_num_seqs=64", -0.23, "ratio"),
+        ("ttft_p90_s", "prefixes=24;c=4;workers=6;kind=miss", 0.139, "s"),
+        ("ttft_p99_s", "prefixes=24;c=16;workers=6", 1.508, "s"),
+        ("requests_per_s", "prefixes=24;c=16;workers=3", 11.7, "req/s"),
+        ("perplexity", "text=earlier;kv_dtype=fp8", 4.0148, "ppl"),
+        ("ttft_s", "c=1;in=3032;out=1;prefix_tokens=3000;kind=hit", 0.028, "s"),
+        ("itl_p50_s", "c=64;in=512;out=128", 0.025, "s"),
+        ("itl_p99_s", "c=64;in=512;out=128", 0.22, "s"),
+        ("ready_s", "model=Qwen3-0.6B;graphs=off", 30, "s"),
+    ],
+)
+def test_values_under_our_names(quantity, conditions, measured, unit):
+    every = claims.from_frame(claims.read(article.folder()))
+    match = [c for c in every if (c.quantity, c.conditions, c.measured) == (quantity, conditions, measured)]
+    assert [(c.unit, c.state) for c in match] == [(unit, "measured")]
+
+
+def test_a_range_is_its_midpoint_with_the_ends_as_interval():
+    c = found("ttft_p95_s", "c=32;in=512;out=128")
+    assert (c.ci_low, c.measured, c.ci_high, c.state, c.reason) == (1.606, 1.607, 1.608, "measured", None)
+
+
+def test_the_published_formula_stands_beside_what_it_predicts():
+    c = found("hit_ratio", "prefixes=7;c=8;workers=6")
+    assert (c.computed, c.measured) == (0.564, 0.555)
+    assert c.residual == pytest.approx(0.555 / 0.564 - 1)
+    assert found("hit_ratio", "prefixes=7").state == "computed"
+
+
+def test_sections_are_notebook_names():
+    sections = set(claims.read(article.folder())["section"])
+    assert {"repeatability", "kv_capacity", "load", "preemption", "max_num_seqs", "fp8_kv", "prefix_cache"} < sections
+    assert {"chunked_prefill", "cuda_graphs", "service_hit_rate", "hit_and_miss"} < sections
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"conditions": "on a rainy day"}, {"value": "fast"}, {"section": "9.9"}, {"value": "1|2|3"}],
+)
+def test_a_line_that_is_not_understood_is_an_error_not_a_gap(change):
+    row = {"section": "1.3", "experiment": "capacity", "conditions": "bf16, first start", "quantity": "capacity"}
+    row |= {"value": "1", "unit": "tokens", "kind": "measured", "note": ""}
+    assert article.claims_of(row)
+    with pytest.raises(StoreError):
+        article.claims_of(row | change)
+
+
+def test_lookup_for_marks_in_figures():
+    assert article.lookup("throughput_tok_s", c=8, in_=512, out=128, section="load") == 383
+    assert article.lookup("itl_max_s", chunk=512) == 0.069
+    assert article.lookup("throughput_tok_s", model="Qwen3-0.6B", c=1, graphs=False) == 108
+    assert article.lookup("stall_s", chunk=2048) == 0.25  # computed only
+    assert article.lookup("throughput_tok_s", c=32, in_=512, out=128, restarts=3) == 831.5
+    assert article.lookup("throughput_tok_s", c=7) is None
+    assert article.lookup("no_such_quantity") is None
+
+
+def test_lookup_takes_the_mean_of_repeats_and_nothing_where_conditions_differ():
+    assert article.lookup("itl_max_s", load="insertion") == pytest.approx((0.227 + 0.226 + 0.226) / 3)
+    assert article.lookup("throughput_tok_s", c=64) is None  # three servers with different capacities
+    assert article.lookup("throughput_tok_s", c=64, server=1) == 792
