@@ -41,16 +41,17 @@ def write_folder_once(folder: Path, files: dict[str, str]) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    for name, text in files.items():
-        (draft / name).parent.mkdir(parents=True, exist_ok=True)
-        (draft / name).write_text(text)
-    draft.chmod(0o755)
     try:
+        for name, text in files.items():
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+            (draft / name).write_text(text)
+        draft.chmod(0o755)
         draft.rename(folder)
     except OSError:
-        shutil.rmtree(draft, ignore_errors=True)
-        if not folder.is_dir():
+        if not folder.is_dir():  # else another process was faster
             raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return folder
 
 

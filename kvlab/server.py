@@ -105,7 +105,7 @@ class VllmServer:
         self._ready = False
 
     def __enter__(self) -> VllmServer:
-        return self.start()
+        return self if self._leash is not None else self.start()
 
     def __exit__(self, *_) -> None:
         self.stop()

@@ -177,7 +177,7 @@ def root_cause(text: str) -> str | None:
     decisive = [i for i in errors if not GENERIC.search(messages[i])] or errors
     if decisive:
         last = decisive[-1]
-        if ":" in messages[last]:
+        if not messages[last].endswith(("Error", "Exception")):
             return messages[last].strip()
         # A bare "AssertionError": the statement above it says which.
         return f"{messages[last]} at `{messages[last - 1].strip()}`" if last else messages[0]

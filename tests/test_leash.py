@@ -1,0 +1,126 @@
+"""The leash alone, under ordinary commands."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvlab import leash, processes
+
+LEASH = leash.__file__
+TREE = "import subprocess, sys, time; subprocess.Popen(['sleep', '300'], start_new_session=True); time.sleep(300)"
+
+
+@pytest.fixture
+def hold(request):
+    """hold(command..., grace=) -> (leash process, write end of its pipe, mark)."""
+    ropes = []
+
+    def start(*command, grace=0.3):
+        mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
+        read_end, write_end = os.pipe()
+        ropes.append(os.fdopen(write_end, "wb", buffering=0))
+        argv = [sys.executable, "-I", "-S", LEASH, "--fd", str(read_end), "--grace", str(grace), "--", *command]
+        env = os.environ | {leash.MARKER: mark}
+        process = subprocess.Popen(
+            argv, env=env, pass_fds=(read_end,), start_new_session=True, stderr=subprocess.DEVNULL
+        )
+        os.close(read_end)
+        return process, ropes[-1], mark
+
+    yield start
+    for rope in ropes:
+        rope.close()
+
+
+def wait_for(mark, count):
+    deadline = time.monotonic() + 10
+    while len(tree := processes.members(mark)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return tree
+
+
+@pytest.mark.parametrize(("code", "expected"), [("import sys; sys.exit(7)", 7), ("", 0)])
+def test_the_exit_code_passes_through(hold, code, expected):
+    assert hold(sys.executable, "-c", code)[0].wait(10) == expected
+
+
+def test_a_signal_becomes_128_plus_its_number(hold):
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert hold(sys.executable, "-c", code)[0].wait(10) == 128 + signal.SIGKILL
+
+
+def test_a_missing_command_is_127(hold):
+    assert hold("/no/such/program")[0].wait(10) == 127
+
+
+@pytest.mark.parametrize("how", ["end of file", "SIGTERM"])
+def test_the_whole_tree_ends(hold, how):  # pitfall 26
+    process, rope, mark = hold(sys.executable, "-c", TREE)
+    assert len(wait_for(mark, 4)) == 4  # leash, guard, command, its own child in another session
+    rope.close() if how == "end of file" else process.terminate()
+    assert process.wait(10) == 128 + signal.SIGTERM
+    assert processes.wait_until_gone(mark, 2)
+
+
+def test_sigkill_of_the_leash_ends_the_tree(hold):  # pitfall 26
+    process, _, mark = hold(sys.executable, "-c", TREE)
+    wait_for(mark, 4)
+    process.kill()
+    process.wait()
+    assert processes.wait_until_gone(mark, 5)
+
+
+def test_sigkill_of_the_guard_changes_nothing(hold):  # pitfall 26
+    process, rope, mark = hold(sys.executable, "-c", TREE)
+    guard = next(p for p in wait_for(mark, 4) if p.ppid() == process.pid and LEASH in p.cmdline())
+    guard.kill()
+    rope.close()
+    process.wait(10)
+    assert processes.wait_until_gone(mark, 2)
+
+
+def test_what_a_crashed_command_leaves_is_swept_up(hold):  # pitfall 26
+    code = TREE.replace("time.sleep(300)", "sys.exit(3)")
+    process, _, mark = hold(sys.executable, "-c", code)
+    assert process.wait(10) == 3
+    assert processes.wait_until_gone(mark, 2)
+
+
+def test_the_command_does_not_inherit_the_rope(hold):
+    code = "import os, time; print(len(os.listdir('/proc/self/fd')), flush=True)"
+    plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    reader = f"import sys, subprocess; sys.exit(int(subprocess.check_output([sys.executable, '-c', {code!r}])))"
+    assert hold(sys.executable, "-c", reader)[0].wait(10) <= int(plain)
+
+
+def test_the_command_gets_sigint_by_default_even_from_a_background_shell(hold):  # pitfall 27
+    code = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = hold(sys.executable, "-c", code)[0]
+    finally:
+        signal.signal(signal.SIGINT, old)
+    assert process.wait(10) == 0
+
+
+def test_the_leash_is_light():
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(LEASH).parent.parent)!r}); import kvlab.leash; print(*sys.modules)"
+    )
+    loaded = subprocess.check_output([sys.executable, "-I", "-S", "-c", code], text=True).split()
+    assert not {"psutil", "pydantic", "aiohttp", "numpy", "vllm"} & set(loaded)
+
+
+def test_the_leash_leads_its_own_session(hold):
+    process, _, mark = hold(sys.executable, "-c", TREE)
+    wait_for(mark, 4)
+    assert os.getsid(process.pid) == process.pid != os.getsid(0)
+    command = next(p for p in psutil.Process(process.pid).children() if LEASH not in p.cmdline())
+    assert os.getpgid(command.pid) == command.pid

@@ -1,0 +1,135 @@
+"""Real vLLM on the CPU: three starts."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvlab import control, engine, processes
+from kvlab.config import ServerConfig
+from kvlab.errors import EngineMissing
+from kvlab.server import VllmServer, attach
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+# A maximum length that is no multiple of the block: the log's number then differs from blocks x block size.
+FIELDS = {
+    "model": "tiny",
+    "engine": "cpu",
+    "max_model_len": 1000,
+    "block_size": 64,
+    "kv_cache_memory_bytes": 64 * 64 * 3072,
+    "enforce_eager": True,
+}
+CONFIG = ServerConfig(**FIELDS)
+
+
+@pytest.fixture(autouse=True)
+def engine_installed():
+    try:
+        build, _ = engine.installed_build()
+    except EngineMissing:
+        build = None
+    if build != "cpu":
+        pytest.skip("the CPU build of vLLM is not installed")
+
+
+def alive(tree):
+    return [process for process in tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def shared_memory():
+    return set(Path("/dev/shm").iterdir())
+
+
+def keep_streaming(endpoint, answers):
+    """A request that is in flight when the server is stopped, from a client that keeps its socket open."""
+    body = {"model": endpoint.model, "prompt": [300], "max_tokens": 990, "ignore_eos": True, "temperature": 0}
+    try:
+        answers.append(control.call(endpoint, "/v1/completions", body, timeout_s=60))
+    except OSError as error:
+        answers.append(error)
+
+
+def test_start_read_reset_and_stop_in_flight(tmp_path):  # pitfall 14, 19, 26, 28
+    before = shared_memory()
+    phases = []
+    with VllmServer(CONFIG, log_dir=tmp_path, on_phase=lambda phase, s: phases.append(phase)) as server:
+        assert {"imports", "engine imports", "ready"} <= set(phases)
+        assert server.version and server.startup.version == server.version
+        assert server.startup.phases["ready"] > server.startup.phases["imports"] > 0
+
+        # Capacity three ways: metric, log, and the formula int(blocks / blocks per request * max_model_len).
+        capacity = server.capacity
+        assert (capacity.metric_blocks, capacity.metric_block_size) == (64, 64)
+        assert capacity.metric_tokens == capacity.log_tokens == int(64 / -(-1000 // 64) * 1000) == 4000
+
+        low, high = server.endpoint.vocab
+        for token in (low, high - 1):
+            status, answer = control.complete(server.endpoint, [token, low, high - 1])
+            assert control.answers(status, answer) and answer["usage"]["prompt_tokens"] == 3
+        server.reset_prefix_cache()
+        listed = next(found for found in processes.list_servers() if found.id == server.id)
+        assert (listed.pid, listed.port, listed.orphan) == (server.pid, server.port, False)
+        assert attach(server.base_url).endpoint.vocab == server.endpoint.vocab
+
+        tree = processes.members(server.id)
+        assert len(tree) >= 4  # leash, guard, API server, engine
+        assert set(server.startup.engine_pids) <= {process.pid for process in tree}
+        answers = []
+        client = threading.Thread(target=keep_streaming, args=(server.endpoint, answers))
+        client.start()
+        time.sleep(0.4)
+        assert not answers
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 15
+    assert not alive(tree)
+    assert shared_memory() <= before
+    client.join(10)
+    assert answers  # the client was not left waiting
+
+
+def test_stop_during_the_start_leaves_nothing(tmp_path):  # pitfall 26
+    def interrupt(phase, elapsed_s):
+        began.setdefault(phase, elapsed_s)
+        # From here on vLLM swallows SIGTERM: its handler is set, and the loop that would act on it does not run yet.
+        if phase == "engine imports" and elapsed_s - began[phase] > 1:
+            raise KeyboardInterrupt
+
+    began = {}
+
+    server = VllmServer(CONFIG, log_dir=tmp_path, on_phase=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    assert not processes.members(server.id)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from kvlab.config import ServerConfig
+from kvlab.server import VllmServer
+server = VllmServer(ServerConfig(**{fields!r}), log_dir=Path({log!r})).start()
+print(server.id, flush=True)
+time.sleep(600)
+"""
+
+
+def test_sigkill_of_the_owner_ends_the_server(tmp_path):  # pitfall 26
+    code = HOLDER.format(fields=FIELDS, log=str(tmp_path))
+    path = os.pathsep.join([str(Path(processes.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"PYTHONPATH": path}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) as owner:
+        server_id = owner.stdout.readline().strip()
+        tree = processes.members(server_id)
+        assert len(tree) >= 4
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    assert processes.wait_until_gone(server_id, 10)
+    assert not alive(tree)

@@ -1,0 +1,195 @@
+"""Recorded logs of vLLM 0.26 (GPU) and 0.31 (CPU), and the lines other releases print."""
+
+from pathlib import Path
+
+import pytest
+
+from kvlab.failures import advice, server_died
+from kvlab.startup_log import last_lines, parse_startup, phase_of, root_cause
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def log(name: str) -> str:
+    return (FIXTURES / f"startup-{name}.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "tokens", "concurrency", "kv_gib", "backend", "dtype"),
+    [
+        ("gpu-0.26-cold", "0.26.0", 92656, 22.62, 9.9, "FLASH_ATTN", "auto"),  # capacity on two lines
+        ("gpu-0.26-fp8", "0.26.0", 44096, 10.77, 2.35, "FLASH_ATTN", "fp8"),  # KV bytes pinned
+        ("cpu-0.31-cold", "0.31.0", 65536, 8.0, 0.06, None, "auto"),  # capacity on one line
+    ],
+)
+def test_a_recorded_start_is_read(name, version, tokens, concurrency, kv_gib, backend, dtype):  # pitfall 19
+    report = parse_startup(log(name))
+    assert (report.version, report.capacity_tokens, report.max_concurrency) == (version, tokens, concurrency)
+    assert (report.available_kv_gib, report.attention_backend, report.kv_cache_dtype) == (kv_gib, backend, dtype)
+    assert f"{tokens:,}" in report.capacity_line
+    assert report.max_concurrency_tokens == (8192 if name.startswith("cpu") else 4096)
+
+
+def test_phases_of_a_cold_gpu_start():
+    phases = parse_startup(log("gpu-0.26-cold")).phases
+    assert phases["weights"] == pytest.approx(1.814, abs=1e-3)
+    assert (phases["compile"], phases["engine init"], phases["graph capture"]) == (29.19, 59.09, 7.0)
+    assert (phases["model inspection"], phases["engine imports"], phases["warm-up"]) == (22.0, 26.0, 20.0)
+
+
+def test_phases_of_a_compiled_cpu_start_come_from_the_time_stamps():
+    phases = parse_startup(log("cpu-0.31-cold")).phases
+    assert (phases["compile"], phases["kv profiling"], phases["engine init"]) == (19.0, 2.0, 21.26)
+
+
+def test_an_eager_start_has_no_compile_phase():
+    assert not {"compile", "graph capture"} & parse_startup(log("cpu-0.31-eager")).phases.keys()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seconds"),
+    [
+        ("11-29 23:59:55", "11-30 00:00:05", 10.0),
+        ("12-31 23:59:50", "01-01 00:00:02", 12.0),
+        ("02-28 23:59:59", "02-29 00:00:01", 2.0),
+    ],
+)
+def test_midnight_new_year_and_leap_day(first, second, seconds):
+    text = (
+        f"(APIServer pid=1) INFO {first} [api_utils.py:286] non-default args: {{}}\n"
+        f"(APIServer pid=1) INFO {second} [model.py:2109] Using max model len 8192\n"
+    )
+    assert parse_startup(text).phases["model inspection"] == seconds
+
+
+def test_interleaved_processes_give_no_negative_phase():
+    text = "INFO 11-29 10:00:05 [a.py:1] non-default args: {}\nINFO 11-29 10:00:04 [b.py:1] Using max model len 8192\n"
+    assert parse_startup(text).phases["model inspection"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("line", "backend"),
+    [
+        ("Using FLASHINFER attention backend out of potential backends: ['FLASHINFER'].", "FLASHINFER"),
+        ("Using AttentionBackendEnum.TRITON_ATTN backend.", "TRITON_ATTN"),
+        ("Using Flash Attention backend on V1 engine.", "Flash Attention"),
+        ("Using 'TRITON' Unquantized MoE backend out of potential backends", None),
+    ],
+)
+def test_attention_backend_lines_of_several_releases(line, backend):  # pitfall 24
+    assert parse_startup(f"(EngineCore pid=7) INFO 11-29 10:00:00 [cuda.py:1] {line}").attention_backend == backend
+
+
+def test_fp8_is_noted_and_scale_warnings_are_kept():  # pitfall 24
+    warning = "Using KV cache scaling factor 1.0 for fp8_e4m3. If this is unintended, verify that k/v_scale are set."
+    report = parse_startup(log("gpu-0.26-fp8") + f"\n(EngineCore pid=7) WARNING 11-29 10:00:00 [kv.py:163] {warning}")
+    assert "accuracy drop without a proper scaling factor" in report.kv_dtype_note
+    assert report.scale_warnings == (warning,)
+    assert warning in report.warnings
+    assert parse_startup(log("gpu-0.26-cold")).kv_dtype_note is None
+
+
+def test_blocks_are_read_where_a_release_prints_them():
+    assert parse_startup("Overriding num_gpu_blocks=512 with num_gpu_blocks_override=24").num_blocks == 24
+    assert parse_startup("# GPU blocks: 27184, # CPU blocks: 2340").num_blocks == 27184
+    assert parse_startup(log("gpu-0.26-cold")).num_blocks is None
+
+
+def test_engine_processes_are_named():
+    assert parse_startup(log("cpu-0.31-cold")).engine_pids == (4657, 4774)
+
+
+def test_an_empty_log_is_nulls():
+    report = parse_startup("")
+    assert (report.capacity_tokens, report.version, report.phases, report.warnings) == (None, None, {}, ())
+    assert root_cause("") is None
+
+
+def test_phases_follow_one_another_in_a_recorded_start():
+    names = [name for line in log("gpu-0.26-cold").splitlines() if (name := phase_of(line))]
+    order = list(dict.fromkeys(names))
+    assert order[:4] == ["model inspection", "engine imports", "engine start", "weights"]
+    assert order[-3:] == ["warm-up", "API start", "first answer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("gpu-0.26-no-flashinfer", "ModuleNotFoundError: No module named 'flashinfer'"),
+        ("cpu-0.31-too-long", "ValueError: To serve at least one request with the model's max seq len (8192)"),
+    ],
+)
+def test_root_cause_is_not_the_last_line(name, start):  # pitfall 28
+    assert root_cause(log(name)).startswith(start)
+
+
+def test_root_cause_of_pydantic_argparse_and_bare_errors():
+    pydantic = (
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, User-specified max_model_len (100000) is greater than the derived [type=value_error]\n"
+        "    For further information visit https://errors.pydantic.dev/2.14/v/value_error\n"
+    )
+    assert root_cause(pydantic).startswith("Value error, User-specified max_model_len")
+    argparse = "usage: vllm serve\nmain.py: error: unrecognized arguments: --no-such-flag\n"
+    assert root_cause(argparse) == "main.py: error: unrecognized arguments: --no-such-flag"
+    assert root_cause("  File x\n    assert tp <= nodes\nAssertionError\n") == "AssertionError at `assert tp <= nodes`"
+
+
+def test_a_warning_that_mentions_an_error_is_no_root_cause():
+    assert root_cause("(EngineCore pid=7) WARNING 11-29 10:00:00 [x.py:1] ImportError: no tcmalloc\n") is None
+    assert root_cause(log("cpu-0.31-eager")) is None
+
+
+MAX_LEN = "Value error, User-specified max_model_len (100000) is greater than the derived max_model_len "
+
+
+@pytest.mark.parametrize(
+    ("cause", "step"),
+    [
+        ("ValueError: ... the estimated maximum model length is 3968. Try increasing", "max_model_len to 3968"),
+        ("ValueError: No available memory for the cache blocks. Try", "raise kv_cache_memory_bytes"),
+        ("ValueError: Free memory on device cuda:0 (1/80 GiB) on startup is less than desired GPU", "kvlab ps"),
+        (
+            "ValueError: Available memory on node 0 on kv cache allocation is less than requested memory",
+            "lower kv_cache",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "gpu_memory_utilization"),
+        ("InductorError: InvalidCxxCompiler: No working C++ compiler found", "enforce_eager"),
+        ("main.py: error: unrecognized arguments: --no-such-flag", "remove --no-such-flag"),
+        ("main.py: error: argument --kv-cache-dtype: invalid choice: 'fp4'", "--kv-cache-dtype"),
+        ("RuntimeError: Cannot find any model weights with `x`", "load_format"),
+        ("ModuleNotFoundError: No module named 'flashinfer'", "VLLM_USE_FLASHINFER_SAMPLER"),
+        ("ModuleNotFoundError: No module named 'numba'", "pip install numba"),
+        ("OSError: [Errno 98] Address already in use", "without a fixed port"),
+        ("ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).", "block_size"),
+        (MAX_LEN + "(max_position_embeddings=8192.0 or ...)", "8192"),
+        ("Value error, max_num_batched_tokens (1024) is smaller than max_model_len (4096).", "enable_chunked_prefill"),
+        ("huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached", "local folder"),
+    ],
+)
+def test_each_known_failure_has_its_own_next_step(cause, step):
+    why, next_step = advice(cause, 1)
+    assert why and step in next_step
+    assert "{" not in next_step.replace("{ VLLM", "").replace('" }', "")
+
+
+def test_a_kill_is_explained_and_the_unknown_is_not_guessed():
+    assert "memory" in advice(None, 137)[0]
+    assert advice("RuntimeError: something new", 1) == (None, None)
+
+
+def test_the_error_names_cause_lines_and_step(tmp_path):  # pitfall 28
+    path = tmp_path / "server.log"
+    path.write_text(log("cpu-0.31-too-long") + "\nnanobind: leaked 514 functions!\n - leaked function\n")
+    text = str(server_died("during its start-up", 1, path))
+    assert "estimated maximum model length is 3968" in text and "Next: set max_model_len to 3968 or less" in text
+    assert "RuntimeError: Engine core initialization failed" in text and "nanobind" not in text
+
+
+def test_the_error_of_an_empty_log_says_so(tmp_path):
+    text = str(server_died("during its start-up", 3, tmp_path / "none.log"))
+    assert "exit code 3" in text and "it is empty" in text and "read the whole log" in text
+
+
+def test_last_lines_split_progress_bars():
+    assert last_lines("a\rb\n\nc\n", 2) == ["b", "c"]
