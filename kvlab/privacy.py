@@ -49,7 +49,9 @@ def _private() -> list[tuple[re.Pattern, str]]:
 
 @functools.lru_cache(maxsize=4)
 def _patterns(home: str, prefix: str, project: str, host: str) -> list[tuple[re.Pattern, str]]:
-    instead = {project: "<kvlab>", prefix: "<python>", home: "~"}
+    instead = {prefix: "<python>", home: "~"}
+    if not project.startswith(prefix):  # installed among the packages, it has no folder of its own
+        instead[project] = "<kvlab>"
     # The longest first, as one often lies inside the other. "/" or "/usr" belongs to nobody, and stands in many words.
     paths = sorted((p for p in instead if p.count("/") > 1 or p == "/root"), key=len, reverse=True)
     found = [(re.compile(rf"(?<![\w.~-]){re.escape(path)}(?![\w.-])"), instead[path]) for path in paths]

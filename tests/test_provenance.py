@@ -269,6 +269,12 @@ def test_paths_and_host_are_taken_out_but_only_as_whole_names(monkeypatch):
     assert privacy.scrub(text) == ("<python>/bin/python ~/x --model=~/m /home/adam/x /mnt/home/ada <host>:80 ada-box77")
 
 
+def test_installed_among_the_packages_it_has_no_folder_of_its_own(monkeypatch):
+    monkeypatch.setattr(privacy, "__file__", "/opt/venv/lib/site-packages/kvlab/privacy.py")
+    monkeypatch.setattr(privacy.sys, "prefix", "/opt/venv")
+    assert privacy.scrub("/opt/venv/lib/site-packages/vllm/x.py") == "<python>/lib/site-packages/vllm/x.py"
+
+
 def test_a_host_with_an_ordinary_name_or_a_root_home_changes_nothing(monkeypatch):
     monkeypatch.setattr(privacy.Path, "home", lambda: Path("/"))
     monkeypatch.setattr(privacy.sys, "prefix", "/usr")

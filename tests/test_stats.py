@@ -179,7 +179,9 @@ def test_a_tail_percentile_of_few_requests_is_null_and_says_why():  # pitfall 16
     assert found["ttft_p95_s"] is None and found["ttft_p95_s_note"] == "n too small (71, needs 72)"
     assert found["ttft_p50_s_low"] < found["ttft_p50_s"] < found["ttft_p50_s_high"]
     assert found["ttft_p50_s_note"] is None
-    assert found["itl_p99_s"] is None
+    gaps = [(0.1 * k, 1) for k in range(1, 369)]
+    assert summary(requests(request(0.0, gaps)))["itl_p99_s"] is None  # 367 gaps
+    assert summary(requests(request(0.0, [*gaps, (36.9, 1)])))["itl_p99_s"] == pytest.approx(0.1)
 
 
 def test_littles_law_shows_the_concurrency_that_was_not_delivered():  # pitfall 11
@@ -265,3 +267,16 @@ def test_gauges_add_up_over_workers_that_are_scraped_one_after_the_other():
     assert found["running_max"] == 7
     assert found["kv_usage_max"] == pytest.approx(0.9)
     assert found["waiting_max"] is None
+
+
+def test_running_is_averaged_over_the_time_of_the_plateau():
+    frame = requests(request(0.0, [(0.5, 1), (10.0, 1)]))
+    scrapes = samples(*({"t_s": t, "running": n} for t, n in [(0.5, 100), (1.0, 4), (2.0, 8), (9.0, 100)]))
+    assert summary(frame, scrapes, window=(1.0, 5.0))["running_mean"] == pytest.approx((4 * 1 + 8 * 3) / 4)
+    assert summary(frame, scrapes)["running_mean"] is None
+
+
+def test_without_scrapes_the_server_side_is_null():
+    found = summary(requests(request()), window=(0.0, 1.0))
+    names = ("running_max", "running_mean", "preemptions", "prefix_hits", "token_hit_ratio_counters", "queue_mean_s")
+    assert [found[name] for name in names] == [None] * len(names)
