@@ -57,7 +57,7 @@ def _held(rows, concurrency: int, process: int, processes: int) -> tuple[float, 
     starts = sorted(row["start_s"] for row in rows if row.get("start_s") is not None)
     if len(starts) <= share:
         return None
-    after = [end for row in rows if (end := _completion(row)) is not None and end >= starts[-1]]
+    after = [end for row in rows if (end := _completion(row)) is not None and end > starts[-1]]
     return (starts[share - 1], min(after)) if after else None
 
 

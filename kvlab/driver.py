@@ -14,6 +14,7 @@ from kvlab.client import Endpoint, body, clock, send, warm_pool
 from kvlab.workload import Request
 
 TICK_S = 0.01
+TIMER_S = 0.001  # event loops count time in milliseconds
 GONE_AFTER = 10  # connection failures in a row, over all clients
 POOL_LIMIT = 256  # warm connections of an open loop
 SERVER_GONE = "not sent: server gone"
@@ -161,13 +162,14 @@ async def _by_schedule(state: _State, work: list[tuple[Request, bytes]], group: 
 
 async def _sleep_until(due: float) -> None:
     while (left := due - clock()) > 0:
-        # Timers of event loops count in milliseconds and may be a fraction early.
-        await asyncio.sleep(left if left > 0.001 else 0)
+        await asyncio.sleep(left if left > TIMER_S else 0)  # a timer may end a fraction too early
 
 
 async def _tick(lags_s: list[float]) -> None:
     """Measures how late this event loop is: what it adds to every stamp."""
     while True:
         due = clock() + TICK_S
-        await asyncio.sleep(TICK_S)
+        # uvloop counts from the start of its current round: after a long one the timer ends too early.
+        while (left := due - clock()) > TIMER_S:
+            await asyncio.sleep(left)
         lags_s.append(max(0.0, clock() - due))

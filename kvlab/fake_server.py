@@ -44,6 +44,7 @@ class Behaviour:
     tokens_per_event: int = 1
     token_ids: bool = True
     running_usage: bool = False  # usage repeated in every event
+    tail_delay_s: float = 0.0  # between the last content and the events that end the stream
     lead: str | None = None  # "role" or "empty": an event without content, sent at once
     reasoning: bool = False  # chat deltas with reasoning text in place of text
     cached_tokens: int | None = 0  # in the usage and in the hits counter; None: no details, as vLLM without its flag
@@ -66,15 +67,14 @@ class FakeServer:
     most_running: int = 0
 
     def __enter__(self) -> FakeServer:
-        self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._main, daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
         self._thread.start()
         self._ready.wait()
         return self
 
     def __exit__(self, *_) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._end_of_service.set)
         self._thread.join()
 
     @property
@@ -82,21 +82,20 @@ class FakeServer:
         """Where it listens."""
         return Endpoint(f"http://127.0.0.1:{self.port}", "fake")
 
-    def _main(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self.start())
+    async def _main(self) -> None:
+        self._loop, self._end_of_service = asyncio.get_running_loop(), asyncio.Event()
+        await self.start()
         self._ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._runner.cleanup())
-        self._loop.close()
+        await self._end_of_service.wait()
+        await self._runner.cleanup()
 
     async def start(self) -> None:
         """Listens on 127.0.0.1, in the running loop."""
         app = web.Application(client_max_size=2**30)
         app.on_response_prepare.append(_stamp)
         app.router.add_get("/health", _plain)
-        app.router.add_get("/version", lambda _: _json({"version": "fake"}))
-        app.router.add_get("/v1/models", lambda _: _json({"object": "list", "data": [{"id": "fake"}]}))
+        app.router.add_get("/version", _version)
+        app.router.add_get("/v1/models", _models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._completion)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -174,6 +173,7 @@ class FakeServer:
             tail += _event({"choices": [], "usage": usage})
         if fault != "no_done":
             tail += b"data: [DONE]\n\n"
+        await asyncio.sleep(self.behaviour.tail_delay_s)
         self.counts.update(finished=1, prompt=prompt, generated=made, queries=prompt, hits=cached or 0)
         await response.write(tail)
         await response.write_eof()
@@ -188,7 +188,8 @@ async def _spoil(fault: str, request: web.Request, response: web.StreamResponse)
     elif fault == "truncated":
         request.transport.abort()
     else:
-        await asyncio.sleep(3600)
+        while request.transport is not None and not request.transport.is_closing():
+            await asyncio.sleep(0.02)
     return response
 
 
@@ -205,8 +206,12 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
 
-async def _json(values: dict) -> web.Response:
-    return web.json_response(values)
+async def _version(_) -> web.Response:
+    return web.json_response({"version": "fake"})
+
+
+async def _models(_) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
 
 async def _plain(_) -> web.Response:

@@ -60,12 +60,11 @@ def run_load(
     run.thread.start()
     try:
         with _bar(run, progress) as bar:
-            while run.thread.is_alive():
-                run.thread.join(0.2)
+            while not run.ended.wait(0.2):
                 bar.update(run.done - bar.n)
     except KeyboardInterrupt:
         run.cancel()
-        run.thread.join()
+        run.ended.wait()
     return run.result()
 
 
@@ -83,12 +82,11 @@ async def run_load_async(
     run.thread.start()
     try:
         with _bar(run, progress) as bar:
-            while run.thread.is_alive():
-                await asyncio.to_thread(run.thread.join, 0.2)
+            while not await asyncio.to_thread(run.ended.wait, 0.2):
                 bar.update(run.done - bar.n)
     except asyncio.CancelledError:
         run.cancel()
-        await asyncio.shield(asyncio.to_thread(run.thread.join))
+        await asyncio.shield(asyncio.to_thread(run.ended.wait))
         raise
     return run.result()
 
@@ -114,6 +112,8 @@ class _Run:
     def __post_init__(self):
         self.warmup, self.measured = _plan(self.load, self.endpoint, self.nonce, self.explicit)
         self.total = len(self.warmup) + len(self.measured)
+        # Not Thread.join: in Python 3.11 Ctrl-C within a join takes a running thread for an ended one.
+        self.ended = threading.Event()
         self.thread = threading.Thread(target=self._main, name="kvlab-load", daemon=True)
 
     @property
@@ -142,6 +142,7 @@ class _Run:
             self.error = error
         finally:
             gc.unfreeze()
+            self.ended.set()
 
     async def _drive(self) -> None:
         self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
@@ -178,7 +179,7 @@ class _Run:
         self.poller.start()
         await team.run(_jobs(self, phase, requests), self.outcomes, zero)
         await self.poller.stop()
-        await self.poller.settle(sum(row.get("http_status") == 200 for o in self.outcomes for row in o.rows))
+        await self.poller.settle(sum(row["ok"] for outcome in self.outcomes for row in outcome.rows))
 
     def result(self) -> LoadResult:
         """The result, in the caller's thread; raises what went wrong in the load's."""

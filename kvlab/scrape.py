@@ -202,26 +202,30 @@ class Poller:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    async def settle(self, sent: int) -> None:
-        """Samples until the servers have counted `sent` more finished requests than at first, at most SETTLE_LIMIT_S.
+    async def settle(self, ended: int) -> None:
+        """Samples until the servers are idle and have counted `ended` more finished requests than in the first sample.
 
-        Engines publish their counters a moment after the answer has left, so a single sample could miss the last ones.
+        Engines publish their counters a moment after the answer has left, so one sample could miss the last requests.
+        Gives up after SETTLE_LIMIT_S, and at once when a server does not say or does not answer.
         """
-        limit = clock() + SETTLE_LIMIT_S
-        before = self._finished(first=True)
+        limit, missed = clock() + SETTLE_LIMIT_S, self.failures
+        before = self._sum(self.texts[: len(self.endpoints)], "requests_finished")
         while True:
             kept = len(self.texts)
             await self.sample()
-            finished = self._finished(first=False)
-            if before is None or finished is None or finished - before >= sent or clock() >= limit:
+            last = self.texts[kept:]
+            finished, busy = self._sum(last, "requests_finished"), self._sum(last, "running", "waiting")
+            if None in (before, finished) or self.failures > missed or clock() >= limit:
+                return
+            if finished - before >= ended and not busy:
                 return
             del self.texts[kept:]  # only the last one of these is a sample of its own
             await asyncio.sleep(SETTLE_STEP_S)
 
-    def _finished(self, first: bool) -> float | None:
-        last = self.texts[: len(self.endpoints)] if first else self.texts[-len(self.endpoints) :]
-        counts = [_first(_by_name(text.decode()), ALIASES["requests_finished"]) for _, _, text in last]
-        return sum(counts) if counts and None not in counts else None
+    def _sum(self, texts: list[tuple[float, str | None, bytes]], *columns: str) -> float | None:
+        found = [_by_name(text.decode()) for _, _, text in texts]
+        values = [_first(names, ALIASES[column]) for names in found for column in columns]
+        return sum(values) if values and None not in values else None
 
     async def close(self) -> None:
         """Stops and closes the connections."""
