@@ -1,0 +1,59 @@
+"""The embedded model: a trained Qwen3 of 7.2 M parameters that vLLM and transformers load as any other folder."""
+
+from __future__ import annotations
+
+import lzma
+from functools import cache
+from pathlib import Path
+
+from kvlab.errors import KvlabError
+
+HERE = Path(__file__).parent
+
+
+def path() -> Path:
+    """The model folder: config.json, model.safetensors, tokenizer.json and what belongs to them."""
+    return HERE
+
+
+def heldout_text() -> str:
+    """The held-out text (1.65 MB): whole documents that training never saw, joined by the end-of-text token."""
+    return lzma.decompress((HERE / "heldout.txt.xz").read_bytes()).decode("utf-8")
+
+
+def heldout_tokens(limit: int | None = None) -> list[int]:
+    """Token ids of the held-out text, the first `limit` of them; documents in hash order, so a prefix is a mixture.
+
+    Raises KvlabError where the `tokenizers` package, which comes with vLLM, is missing.
+    """
+    ids = _tokenizer().encode(heldout_text()).ids
+    return ids if limit is None else ids[:limit]
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of `text`, no special tokens added. Any Unicode text is encodable and `decode` gives it back."""
+    return _tokenizer().encode(text).ids
+
+
+def decode(ids: list[int]) -> str:
+    """The text of token ids, special tokens included."""
+    return _tokenizer().decode(ids, skip_special_tokens=False)
+
+
+def facts() -> dict[str, str]:
+    """What MODEL_CARD.md states in its first lines, as text: heldout_perplexity, weights_sha256, ..."""
+    front = (HERE / "MODEL_CARD.md").read_text("utf-8").split("---\n", 2)[1]
+    return dict(line.split(": ", 1) for line in front.splitlines())
+
+
+@cache
+def _tokenizer():
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise KvlabError(
+            "The held-out text cannot be turned into tokens: the Python package tokenizers is missing",
+            "this environment has no vLLM, which brings it along",
+            "pip install tokenizers, or install vLLM with make install",
+        ) from None
+    return Tokenizer.from_file(str(HERE / "tokenizer.json"))
