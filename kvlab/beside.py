@@ -46,7 +46,8 @@ def value(machine: str, section: str, quantity: str, column: str = "measured", *
 
 def article_fit(machine: str, **where) -> float | None:
     """Requests that fit as the article computed them, for a machine whose claims know no interval."""
-    return value(machine, "kv_capacity", "requests_that_fit", "computed", **where)
+    found = (value(machine, section, "requests_that_fit", "computed", **where) for section in ("kv_capacity", "load"))
+    return next((fit for fit in found if fit is not None), None)
 
 
 def _section(machine: str, section: str) -> pd.DataFrame:

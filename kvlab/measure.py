@@ -49,7 +49,8 @@ class Result:
         value = self.value(name)
         if value is None:
             return None
-        return stats.Estimate(value, self.value(f"{name}_low"), self.value(f"{name}_high"), self.value("n") or 0, "")
+        low, high, note = (self.value(f"{name}_{part}") for part in ("low", "high", "note"))
+        return stats.Estimate(value, low, high, self.value("n") or 0, note or "")
 
 
 @dataclass
@@ -83,7 +84,9 @@ class Lab:
         """A claim of this section. Its runs, and the reason where nothing is measured, come from `results`."""
         runs = tuple(r.run.id for r in results if r.run is not None)
         if values.get("measured") is None and "reason" not in values and results:
-            values["reason"] = next((r.reason for r in results if r.reason), "the runs do not hold this number")
+            notes = [note for r in results if (note := r.value(f"{quantity}_note"))]
+            reasons = [*(r.reason for r in results if r.reason), *notes]
+            values["reason"] = next(iter(reasons), "the runs do not hold this number")
         return claims_module.claim(self.section, quantity, conditions, runs=runs, **values)
 
     def predict(self, predicted: list[Claim]) -> pd.DataFrame:
@@ -187,7 +190,8 @@ class Lab:
         return self._server
 
     def _save(self, cell, server, result, nonce, utc, duration_s, problems) -> None:
-        summary = stats.summarise(result.requests, result.samples, result.window, cell.load)
+        block_size = cell.server.block_size or server.capacity.metric_block_size
+        summary = stats.summarise(result.requests, result.samples, result.window, cell.load, block_size)
         manifest = {
             "key": self._key(cell),
             "cell": cell.model_dump(mode="json"),
@@ -313,6 +317,15 @@ def _check_unique(cells: list[Cell]) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def running_while_waiting(result: Result) -> float | None:
+    """Median over time of the requests running while others wait: what the server fits, without ramp and drain."""
+    if result.run is None:
+        return None
+    samples = result.run.samples()
+    full = samples[(samples["waiting"] > 0).fillna(False)]
+    return float(full["running"].median()) if len(full) else None
 
 
 def rows(result: Result) -> pd.DataFrame:

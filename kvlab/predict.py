@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Bytes of one KV element by vLLM's --kv-cache-dtype; "auto" is the geometry's own dtype_bytes.
 KV_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+KV_NAMES = {"half": "float16", "float": "float32"}  # vLLM's other names for --dtype
 
 
 class Interval(NamedTuple):
@@ -25,9 +26,14 @@ class Interval(NamedTuple):
     high: float
 
 
-def kv_dtype_bytes(geometry: Geometry, kv_cache_dtype: str | None = None) -> int:
-    """Bytes of one KV element for vLLM's --kv-cache-dtype; null and "auto" are the model's. ConfigError if unknown."""
+def kv_dtype_bytes(geometry: Geometry, kv_cache_dtype: str | None = None, model_dtype: str | None = None) -> int:
+    """Bytes of one KV element for vLLM's --kv-cache-dtype; ConfigError if unknown.
+
+    null and "auto" take the model's type: --dtype (`model_dtype`) where it is given, else the checkpoint's own.
+    """
     if kv_cache_dtype in (None, "auto"):
+        kv_cache_dtype = KV_NAMES.get(model_dtype or "auto", model_dtype or "auto")
+    if kv_cache_dtype == "auto":
         return geometry.dtype_bytes
     if kv_cache_dtype not in KV_DTYPE_BYTES:
         raise ConfigError(

@@ -100,12 +100,12 @@ def about(machine: str) -> dict[str, Any]:
     return {
         "machine": machine,
         "runs": len(runs),
-        "hardware": _one({provenance.hardware_line(m["provenance"]) for m in manifests}),
+        "hardware": _one({provenance.hardware_line(m["provenance"] or {}) for m in manifests}),
         "engine": _one({provenance.engine_line(m) for m in manifests}),
         "model": _one({m["cell"]["server"]["model"] for m in manifests}),
         "weights": _one({_weights(m["cell"]["server"]) for m in manifests}),
         "dates": _dates([m["created_utc"][:10] for m in manifests]),
-        "kvlab": _one({f"{m['kvlab_version']} ({(m['provenance'].get('git_commit') or 'no commit')[:7]})" for m in manifests}),
+        "kvlab": _one({m["kvlab_version"] for m in manifests}),
     }
 
 
