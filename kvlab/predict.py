@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from scipy import optimize
+
 from kvlab.errors import ConfigError, FormulaDoesNotApply
 
 if TYPE_CHECKING:
@@ -231,3 +234,41 @@ def prefill_line(points: list[tuple[int, float | None]]) -> tuple[float | None, 
     spread = sum((tokens - mean_x) ** 2 for tokens, _ in known)
     slope = sum((tokens - mean_x) * (ttft_s - mean_y) for tokens, ttft_s in known) / spread
     return (mean_y - slope * mean_x, 1 / slope) if slope > 0 else (None, None)
+
+
+class PrefillModel(NamedTuple):
+    """TTFT of a request sent alone: fixed + per_token n + per_pair n (m + n / 2), n new tokens after m cached ones.
+
+    Every new token passes through the weights once (`per_token_s`) and attends to all tokens before it (`per_pair_s`):
+    n m pairs with the cached ones and n^2 / 2 among the new ones.
+    """
+
+    fixed_s: float
+    per_token_s: float
+    per_pair_s: float
+
+    def ttft_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
+        """Seconds to the first token."""
+        pairs = new_tokens * (cached_tokens + new_tokens / 2)
+        return self.fixed_s + self.per_token_s * new_tokens + self.per_pair_s * pairs
+
+    def speed_tok_s(self, tokens: int) -> float:
+        """Prefill speed of a prompt of that length, the fixed part left out."""
+        return tokens / (self.ttft_s(tokens) - self.fixed_s)
+
+
+def prefill_model(points: list[tuple[int, float | None]]) -> PrefillModel | None:
+    """Fitted to (prompt tokens, TTFT in seconds) of requests sent alone, none of them cached; null below three lengths.
+
+    Nonnegative least squares on relative residuals: a straight line through long prompts alone can give a negative
+    fixed part, since attention grows with the square of the length.
+    """
+    known = [(tokens, ttft_s) for tokens, ttft_s in points if ttft_s]
+    if len({tokens for tokens, _ in known}) < 3:
+        return None
+    n, seconds = np.array(known, dtype=float).T
+    design = np.column_stack([np.ones_like(n), n, n * n / 2]) / seconds[:, None]
+    scale = np.abs(design).max(axis=0)
+    found, _ = optimize.nnls(design / scale, np.ones_like(n))
+    model = PrefillModel(*(found / scale).tolist())
+    return model if model.ttft_s(int(n.max())) > model.fixed_s else None
