@@ -1,20 +1,18 @@
 """One section's laboratory: predict first, then measure or replay the cells of a grid, then state claims.
 
-    lab = open_lab("load", profile="auto")
-    lab.predict([lab.claim("requests_that_fit_low", {...}, computed=10.6, unit="requests")])
-    results = lab.measure(cells)          # starts servers only for what is not measured yet
-    lab.write(claims)
+lab = open_lab("load", profile="auto")
+lab.predict([lab.claim("requests_that_fit_low", {...}, computed=10.6, unit="requests")])
+results = lab.measure(cells)          # starts servers only for what is not measured yet
+lab.write(claims)
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import secrets
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,34 +21,21 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from kvlab import claims as claims_module
-from kvlab import config, display, engine, geometry, predict, profile, provenance, stats, steptime, store
+from kvlab import config, display, geometry, profile, provenance, quiet, stats, store
 from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
-from kvlab.errors import ConfigError, KvlabError, ServerError
-from kvlab.records import REQUEST_COLUMNS
+from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
+from kvlab.results import Result as Result  # what a notebook does with results is offered here too
+from kvlab.results import across as across
+from kvlab.results import fit_step_model as fit_step_model
+from kvlab.results import frame as frame
+from kvlab.results import relative_difference as relative_difference
+from kvlab.results import rows as rows
+from kvlab.results import running_while_waiting as running_while_waiting
 
 MODES = ("auto", "measure", "replay")
-
-
-@dataclass(frozen=True)
-class Result:
-    """A cell and its run; `run` is None where it is not measured, and `reason` says why."""
-
-    cell: Cell
-    run: store.Run | None
-    reason: str | None = None
-
-    def value(self, name: str) -> float | None:
-        """A number of the run's summary; None where it is missing."""
-        return None if self.run is None else self.run.manifest["summary"].get(name)
-
-    def estimate(self, name: str) -> stats.Estimate | None:
-        """The number with its interval (`name_low`, `name_high` of the summary, where they are stored)."""
-        value = self.value(name)
-        if value is None:
-            return None
-        low, high, note = (self.value(f"{name}_{part}") for part in ("low", "high", "note"))
-        return stats.Estimate(value, low, high, self.value("n") or 0, note or "")
+PUBLISHED = "article"
+EXISTING = "existing server"  # in place of the model's name, where somebody else started the server
 
 
 @dataclass
@@ -63,7 +48,7 @@ class Lab:
     _server: Any = None
     _server_config: ServerConfig | None = None
     _quiet: Any = None  # the lock file while this laboratory measures
-    _logs: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="kvlab-")))
+    _logs: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -84,16 +69,17 @@ class Lab:
         """A claim of this section. Its runs, and the reason where nothing is measured, come from `results`."""
         runs = tuple(r.run.id for r in results if r.run is not None)
         if values.get("measured") is None and "reason" not in values and results:
+            values.setdefault("failed", any(r.failed for r in results))
             notes = [note for r in results if (note := r.value(f"{quantity}_note"))]
             reasons = [*(r.reason for r in results if r.reason), *notes]
             values["reason"] = next(iter(reasons), "the runs do not hold this number")
         return claims_module.claim(self.section, quantity, conditions, runs=runs, **values)
 
     def predict(self, predicted: list[Claim]) -> pd.DataFrame:
-        """Stores the computed numbers with the time, before any server starts. A replay leaves the stored ones alone."""
+        """Stores the computed numbers with the time, before any server starts. A replay leaves them alone."""
         path = self.folder / "computed.json"
         rows = [{"id": c.id, "computed": c.computed, "unit": c.unit} for c in predicted]
-        stored = json.loads(path.read_text()) if path.is_file() else {"stored": []}
+        stored = _stored_predictions(path)
         if self.mode != "replay" and rows not in [entry["rows"] for entry in stored["stored"]]:
             stored["stored"].append({"utc": _now(), "profile": self.profile.name, "rows": rows})
             store.write_text(path, json.dumps(stored, indent=1, sort_keys=True) + "\n")
@@ -105,17 +91,25 @@ class Lab:
         """One result a cell, in order. Runs that are stored are replayed; the rest is measured unless mode is replay.
 
         A cell whose load fails is stored as not valid and the next one goes on; a server that cannot start or dies
-        raises, with everything measured before it kept.
+        raises, with everything measured before it kept. After an exception no server is left running.
         """
         _check_unique(cells)
         todo = [cell for cell in cells if self._must_measure(cell)]
         if todo:
-            self._quiet = self._quiet or take_machine()
-            with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:
-                for cell in todo:
-                    self._measure_cell(cell, bar)
-                    bar.update()
+            _make_way_for(self)
+            self._quiet = self._quiet or quiet.take_machine()
+            try:
+                self._measure_all(todo)
+            except BaseException:
+                self.close()
+                raise
         return [self._result(cell) for cell in cells]
+
+    def _measure_all(self, todo: list[Cell]) -> None:
+        with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:
+            for cell in todo:
+                self._measure_cell(cell, bar)
+                bar.update()
 
     def _must_measure(self, cell: Cell) -> bool:
         if self.mode == "replay" or self._unreachable(cell):
@@ -123,16 +117,19 @@ class Lab:
         return self.mode == "measure" or store.find_run(self.machine, self.section, self._key(cell)) is None
 
     def _result(self, cell: Cell) -> Result:
-        run = store.find_run(self.machine, self.section, self._key(cell))
+        # First: on an existing server a cell with other flags has the key of the one without them.
+        unreachable = self._unreachable(cell)
+        if unreachable:
+            return Result(cell, None, unreachable)
+        key = self._key(cell)
+        run = store.find_run(self.machine, self.section, key)
         if run is not None:
             return Result(cell, run)
-        return Result(cell, None, self._unreachable(cell) or self._why_missing(cell))
-
-    def _why_missing(self, cell: Cell) -> str:
-        failed = [run for run in store.list_runs(self.machine, self.section) if run.manifest["key"] == self._key(cell)]
+        failed = [run for run in store.list_runs(self.machine, self.section) if run.manifest["key"] == key]
         if failed:
-            return "; ".join(failed[-1].manifest.get("problems") or ["the run is not valid"])
-        return f"no run is stored for this machine; measure it with: kvlab measure {self.section}"
+            problems = failed[-1].manifest.get("problems") or ["no request of the run succeeded"]
+            return Result(cell, None, "; ".join(problems), failed=True)
+        return Result(cell, None, f"no run is stored for this machine; measure it with: kvlab measure {self.section}")
 
     def _unreachable(self, cell: Cell) -> str | None:
         """Why an existing server cannot show this cell; None where it can."""
@@ -142,11 +139,15 @@ class Lab:
             return "an existing server cannot be restarted with other flags"
         return None
 
+    def _as_served(self, cell: Cell) -> Cell:
+        """The cell as it is stored: the flags of an existing server are unknown, and its address stays private."""
+        if not self.base_url:
+            return cell
+        there = ServerConfig(model=f"{EXISTING} {provenance.external_name(self.base_url)}")
+        return cell.model_copy(update={"server": there})
+
     def _key(self, cell: Cell) -> str:
-        if self.base_url:
-            there = ServerConfig(model=f"existing server {self.base_url}")
-            cell = cell.model_copy(update={"server": there})
-        return config.key(cell)
+        return config.key(self._as_served(cell))
 
     def _measure_cell(self, cell: Cell, bar) -> None:
         from kvlab import load  # not needed, and slow to import, in a replay
@@ -155,7 +156,11 @@ class Lab:
         bar.set_postfix_str(cell.name)
         nonce = secrets.randbits(48)
         began, utc = time.monotonic(), _now()
-        result = load.run_load(server.endpoint, cell.load, nonce=nonce, progress=True)
+        try:
+            result = load.run_load(server.endpoint, cell.load, nonce=nonce, progress=True)
+        except KvlabError:
+            server.check_alive()  # a dead server is the better explanation
+            raise
         duration_s = time.monotonic() - began
         problems = [*result.certificate.get("failures", [])]
         try:
@@ -163,13 +168,11 @@ class Lab:
         except ServerError as error:
             problems.append(str(error))
             self._save(cell, server, result, nonce, utc, duration_s, problems)
-            self.close()
             raise
         if result.interrupted:
             problems.append("interrupted")
         self._save(cell, server, result, nonce, utc, duration_s, problems)
         if result.interrupted:
-            self.close()
             raise KeyboardInterrupt
         if cell.fresh:
             self._stop_server()
@@ -182,6 +185,7 @@ class Lab:
         elif self._server is None or self._server_config != cell.server or cell.fresh:
             self._stop_server()
             bar.set_postfix_str("starting a server")
+            self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
             self._server = server.VllmServer(
                 cell.server, log_dir=self._logs, on_phase=lambda phase, s: bar.set_postfix_str(f"{phase}, {s:.0f} s")
             )
@@ -190,17 +194,17 @@ class Lab:
         return self._server
 
     def _save(self, cell, server, result, nonce, utc, duration_s, problems) -> None:
-        block_size = cell.server.block_size or server.capacity.metric_block_size
+        block_size = server.capacity.metric_block_size or cell.server.block_size
         summary = stats.summarise(result.requests, result.samples, result.window, cell.load, block_size)
         manifest = {
             "key": self._key(cell),
-            "cell": cell.model_dump(mode="json"),
+            "cell": self._as_served(cell).model_dump(mode="json"),
             "profile": self.profile.name,
             "created_utc": utc,
             "duration_s": duration_s,
             "nonce": nonce,
             "window_s": result.window,
-            "server": server.describe(),
+            "server": {name: value for name, value in server.describe().items() if name != "base_url"},
             "predictions": _predictions(self.folder),
             "provenance": provenance.collect(),
             "summary": summary,
@@ -236,76 +240,65 @@ def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mod
     """The laboratory of one section.
 
     `profile_name`: "auto", a built-in name or a TOML path. `machine`: the data folder; empty = named after the
-    hardware (or after the profile when it replays a committed machine). `base_url`: an existing server instead of an own one.
+    hardware. `base_url`: an existing server instead of an own one. Raises ConfigError for what cannot be measured.
     """
     if mode not in MODES:
         raise ConfigError(f"MODE is {mode!r}.", next_step=f"use one of: {', '.join(MODES)}")
     hardware = provenance.hardware()
+    if not machine:
+        machine = provenance.external_name(base_url) if base_url else provenance.machine_name()
+    _check_machine(machine)
     if profile_name == "auto":
         profile_name = _profile_of(machine) or profile.choose(hardware)
     chosen = profile.load_profile(profile_name)
-    if not machine:
-        machine = provenance.external_name(base_url) if base_url else provenance.machine_name()
     if mode != "replay" and not base_url:
         profile.check_fits(chosen, hardware)
     return Lab(section, chosen, machine, mode, base_url)
 
 
-def frame(results: list[Result], *names: str) -> pd.DataFrame:
-    """One row a result: c, in, out, repeat, and the named numbers of the summary (missing where not measured)."""
-    rows = []
-    for result in results:
-        load = result.cell.load
-        row = {"c": load.concurrency, "in": load.input_tokens, "out": load.output_tokens, "repeat": result.cell.repeat}
-        rows.append(row | {name: result.value(name) for name in names})
-    return pd.DataFrame(rows)
-
-
-def across(results: list[Result], name: str) -> stats.Estimate | None:
-    """Mean of the repeats with its t interval; the run's own interval where there is a single run."""
-    found = [result for result in results if result.value(name) is not None]
-    if len(found) <= 1:
-        return found[0].estimate(name) if found else None
-    return stats.mean_interval([result.value(name) for result in found])
-
-
 def _profile_of(machine: str) -> str | None:
-    """The profile with which a stored machine was measured; None for an unknown one."""
-    runs = store.list_runs(machine) if machine else []
-    return runs[-1].manifest.get("profile") if runs else None
+    """The built-in profile with which the machine was measured last; None where there is none."""
+    names = [run.manifest.get("profile") for run in store.list_runs(machine)]
+    return next((name for name in reversed(names) if name in profile.built_in()), None)
+
+
+def _check_machine(machine: str) -> None:
+    try:
+        store.machine_dir(machine)
+    except StoreError as error:
+        raise ConfigError(error.what, error.cause, "choose such a name, or leave it out") from None
+    if machine == PUBLISHED:
+        raise ConfigError(
+            f"The machine {PUBLISHED} holds published values; nothing is measured or replayed into it.",
+            next_step="use another name, or leave it out; its values stand in every figure and in the report anyway",
+        )
 
 
 def _predictions(folder: Path) -> dict | None:
     """When the predictions were stored, so that a run shows that they came first."""
-    path = folder / "computed.json"
-    if not path.is_file():
-        return None
-    last = json.loads(path.read_text())["stored"][-1]
-    return {"stored_utc": last["utc"], "numbers": len(last["rows"])}
+    stored = _stored_predictions(folder / "computed.json")["stored"]
+    return {"stored_utc": stored[-1]["utc"], "numbers": len(stored[-1]["rows"])} if stored else None
 
 
-def take_machine():
-    """The lock that one measurement at a time holds on this computer; closing it, or the end of the process, frees it.
-
-    Raises KvlabError where another one measures: two at once would measure each other.
-    """
-    path = engine.cache_dir() / "measuring.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = path.open("a+")
+def _stored_predictions(path: Path) -> dict[str, list]:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.seek(0)
-        owner = handle.read().strip() or "unknown"
-        handle.close()
-        raise KvlabError(
-            f"Another measurement runs on this computer (process {owner}); the two would disturb each other.",
-            next_step="wait for it, or close the notebook or command that holds it; then run this again",
-        ) from None
-    handle.truncate(0)
-    handle.write(str(os.getpid()))
-    handle.flush()
-    return handle
+        return json.loads(path.read_text()) if path.is_file() else {"stored": []}
+    except ValueError as error:
+        raise StoreError(f"{path} cannot be read: {error}", next_step="restore it from git, or remove it") from None
+
+
+_measuring: Lab | None = None
+
+
+def _make_way_for(lab: Lab) -> None:
+    """Closes the laboratory that measured before in this process: whoever opens another one is done with it.
+
+    Else a notebook whose first cell is run a second time would wait for itself.
+    """
+    global _measuring
+    if _measuring is not None and _measuring is not lab:
+        _measuring.close()
+    _measuring = lab
 
 
 def _check_unique(cells: list[Cell]) -> None:
@@ -317,45 +310,3 @@ def _check_unique(cells: list[Cell]) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def running_while_waiting(result: Result) -> float | None:
-    """Median over time of the requests running while others wait: what the server fits, without ramp and drain."""
-    if result.run is None:
-        return None
-    samples = result.run.samples()
-    full = samples[(samples["waiting"] > 0).fillna(False)]
-    return float(full["running"].median()) if len(full) else None
-
-
-def rows(result: Result) -> pd.DataFrame:
-    """The successful measured requests of a run, one a row; an empty table with the same columns where there is no run."""
-    if result.run is None:
-        return pd.DataFrame({name: pd.Series(dtype=dtype) for name, (dtype, _) in REQUEST_COLUMNS.items()})
-    requests = result.run.requests()
-    return requests[(requests["phase"] == "measure") & requests["ok"].fillna(False)].reset_index(drop=True)
-
-
-def relative_difference(changed: list[Result], base: list[Result], name: str) -> stats.Estimate | None:
-    """Mean of (changed - base) / base over repeats that both sides have, with its t interval."""
-    pairs = [(a.value(name), b.value(name)) for a, b in zip(changed, base, strict=True)]
-    found = [a / b - 1 for a, b in pairs if a is not None and b]
-    return stats.mean_interval(found) if found else None
-
-
-def fit_step_model(results: list[Result]) -> tuple[steptime.StepModel | None, float | None]:
-    """The step-time model and the prefill speed in tok/s, from runs at low concurrency; None for what they do not give.
-
-    A step is the median gap between tokens; the KV tokens are those of requests spread evenly over their lives.
-    The prefill speed is the slope of TTFT over prompt length at one client.
-    """
-    points, alone = [], []
-    for result in results:
-        load, step_s = result.cell.load, result.value("itl_p50_s")
-        if step_s:
-            held = load.concurrency * steptime.Shape(load.input_tokens, load.output_tokens).mean_kv_tokens()
-            points.append(steptime.StepPoint(load.concurrency, held, step_s))
-        if load.concurrency == 1:
-            alone.append((load.input_tokens, result.value("ttft_p50_s")))
-    enough = len(points) >= 3 and len({point.running for point in points}) >= 2
-    return (steptime.fit(points) if enough else None), predict.prefill_line(alone)[1]

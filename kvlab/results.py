@@ -1,0 +1,96 @@
+"""What a grid gave: a cell with its run, and the numbers that claims, tables and fits take from several of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from kvlab import predict, stats, steptime, store
+from kvlab.config import Cell
+from kvlab.records import REQUEST_COLUMNS
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell and its run; `run` is None where it is not measured, and `reason` says why.
+
+    `failed`: it was tried, and the run that is stored is not valid.
+    """
+
+    cell: Cell
+    run: store.Run | None
+    reason: str | None = None
+    failed: bool = False
+
+    def value(self, name: str) -> float | None:
+        """A number of the run's summary; None where it is missing."""
+        return None if self.run is None else self.run.manifest["summary"].get(name)
+
+    def estimate(self, name: str) -> stats.Estimate | None:
+        """The number with its interval (`name_low`, `name_high` of the summary, where they are stored)."""
+        value = self.value(name)
+        if value is None:
+            return None
+        low, high, note = (self.value(f"{name}_{part}") for part in ("low", "high", "note"))
+        return stats.Estimate(value, low, high, self.value("n") or 0, note or "")
+
+
+def frame(results: list[Result], *names: str) -> pd.DataFrame:
+    """One row a result: c, in, out, repeat, and the named numbers of the summary (missing where not measured)."""
+    rows = []
+    for result in results:
+        load = result.cell.load
+        row = {"c": load.concurrency, "in": load.input_tokens, "out": load.output_tokens, "repeat": result.cell.repeat}
+        rows.append(row | {name: result.value(name) for name in names})
+    return pd.DataFrame(rows)
+
+
+def across(results: list[Result], name: str) -> stats.Estimate | None:
+    """Mean of the repeats with its t interval; the run's own interval where there is a single run."""
+    found = [result for result in results if result.value(name) is not None]
+    if len(found) <= 1:
+        return found[0].estimate(name) if found else None
+    return stats.mean_interval([result.value(name) for result in found])
+
+
+def running_while_waiting(result: Result) -> float | None:
+    """Median over time of the requests running while others wait: what the server fits, without ramp and drain."""
+    if result.run is None:
+        return None
+    samples = result.run.samples()
+    full = samples[(samples["waiting"] > 0).fillna(False)]
+    return float(full["running"].median()) if len(full) else None
+
+
+def rows(result: Result) -> pd.DataFrame:
+    """The successful measured requests of a run, one a row; no rows but the same columns where there is no run."""
+    if result.run is None:
+        return pd.DataFrame({name: pd.Series(dtype=dtype) for name, (dtype, _) in REQUEST_COLUMNS.items()})
+    requests = result.run.requests()
+    return requests[(requests["phase"] == "measure") & requests["ok"].fillna(False)].reset_index(drop=True)
+
+
+def relative_difference(changed: list[Result], base: list[Result], name: str) -> stats.Estimate | None:
+    """Mean of (changed - base) / base over repeats that both sides have, with its t interval."""
+    pairs = [(a.value(name), b.value(name)) for a, b in zip(changed, base, strict=True)]
+    found = [a / b - 1 for a, b in pairs if a is not None and b]
+    return stats.mean_interval(found) if found else None
+
+
+def fit_step_model(results: list[Result]) -> tuple[steptime.StepModel | None, float | None]:
+    """The step-time model and the prefill speed in tok/s, from runs at low concurrency; None for what they do not give.
+
+    A step is the median gap between tokens; the KV tokens are those of requests spread evenly over their lives.
+    The prefill speed is the slope of TTFT over prompt length at one client.
+    """
+    points, alone = [], []
+    for result in results:
+        load, step_s = result.cell.load, result.value("itl_p50_s")
+        if step_s:
+            held = load.concurrency * steptime.Shape(load.input_tokens, load.output_tokens).mean_kv_tokens()
+            points.append(steptime.StepPoint(load.concurrency, held, step_s))
+        if load.concurrency == 1:
+            alone.append((load.input_tokens, result.value("ttft_p50_s")))
+    enough = len(points) >= 3 and len({point.running for point in points}) >= 2
+    return (steptime.fit(points) if enough else None), predict.prefill_line(alone)[1]

@@ -1,0 +1,369 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import fakes
+import pytest
+from fakes import EVENTS, cell, install, open_lab
+
+from kvlab import claims, measure, quiet, store
+from kvlab.errors import ConfigError, KvlabError, LoadError, ServerDied, ServerError, StoreError
+from kvlab.fake_server import Behaviour, FakeServer
+
+
+@pytest.fixture(autouse=True)
+def no_vllm(monkeypatch, tmp_path):
+    install(monkeypatch, tmp_path)
+
+
+def stored(section="load"):
+    return store.list_runs("fake", section)
+
+
+# -- what is measured, and when -----------------------------------------------------------------------------------
+
+
+def test_cells_of_one_server_share_it_and_come_back_in_order():
+    lab = open_lab()
+    results = lab.measure([cell(lab, c) for c in (4, 1, 2)])
+    lab.close()
+    assert EVENTS == ["start", "stop"]
+    assert [r.cell.load.concurrency for r in results] == [4, 1, 2]
+    assert all(r.run.valid and r.value("failures") == 0 and r.value("n") == 4 for r in results)
+
+
+def test_a_second_measurement_starts_nothing():
+    lab = open_lab()
+    first = lab.measure([cell(lab, 1)])
+    lab.close()
+    EVENTS.clear()
+    again = open_lab()
+    assert again.measure([cell(again, 1)])[0].run.id == first[0].run.id
+    again.measure([cell(again, 1), cell(again, 2)])  # only what is missing
+    again.close()
+    assert EVENTS == ["start", "stop"] and len(stored()) == 2
+
+
+def test_mode_measure_repeats_what_is_there():
+    lab = open_lab()
+    before = lab.measure([cell(lab)])[0].run.manifest
+    lab.close()
+    lab = open_lab(mode="measure")
+    after = lab.measure([cell(lab)])[0].run.manifest
+    lab.close()
+    assert EVENTS == ["start", "stop"] * 2
+    assert after["created_utc"] > before["created_utc"] and after["nonce"] != before["nonce"]  # pitfall 13
+    assert len(stored()) == 1
+
+
+def test_replay_starts_nothing_and_says_how_to_measure():
+    lab = open_lab(mode="replay")
+    (result,) = lab.measure([cell(lab)])
+    assert EVENTS == [] and result.run is None and not result.failed
+    assert "kvlab measure load" in result.reason
+    claim = lab.claim(
+        "throughput_tok_s", {"c": 1}, computed=5.0, measured=result.value("x"), unit="s", results=[result]
+    )
+    assert claim.state == "not measured" and claim.reason == result.reason and claim.measured is None
+
+
+def test_fresh_cells_get_a_server_of_their_own():  # pitfall 16
+    lab = open_lab()
+    lab.measure([cell(lab, 1), *(cell(lab, 2, repeat=r, fresh=True) for r in range(2)), cell(lab, 3)])
+    lab.close()
+    assert EVENTS == ["start", "stop"] * 4
+
+
+def test_another_server_configuration_starts_another_server():
+    lab = open_lab()
+    lab.measure([cell(lab, 1), cell(lab, 1, server=lab.server({"enable_prefix_caching": False})), cell(lab, 2)])
+    lab.close()
+    assert EVENTS == ["start", "stop"] * 3
+
+
+def test_the_same_cell_twice_is_refused_before_anything_starts():
+    lab = open_lab()
+    with pytest.raises(KvlabError, match="twice: c1"):
+        lab.measure([cell(lab), cell(lab)])
+    assert EVENTS == []
+
+
+# -- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_cell_whose_load_fails_is_stored_and_the_next_goes_on(monkeypatch):  # pitfall 6
+    monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(fault="http_429", fault_every=1))
+    lab = open_lab()
+    results = lab.measure([cell(lab, 1)])
+    fakes.BEHAVIOUR.fault = None
+    results += lab.measure([cell(lab, 2)])
+    lab.close()
+    failed, good = results
+    assert failed.run is None and failed.failed and good.run.valid
+    (run,) = [run for run in stored() if not run.valid]
+    assert len(run.requests()) == 4 and not run.requests()["ok"].any()
+    claim = lab.claim("ttft_p50_s", {"c": 1}, measured=failed.value("ttft_p50_s"), unit="s", results=[failed])
+    assert claim.state == "failed" and claim.reason == failed.reason and claim.measured is None
+
+
+def test_an_unexplained_prefix_hit_makes_the_run_invalid(monkeypatch):  # pitfall 13
+    monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(cached_tokens=16))
+    lab = open_lab()
+    (result,) = lab.measure([cell(lab)])
+    lab.close()
+    assert result.failed and "prefix cache served" in result.reason
+
+
+def test_a_failed_cell_is_measured_again(monkeypatch):
+    monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(cached_tokens=16))
+    lab = open_lab()
+    lab.measure([cell(lab)])
+    monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour())
+    lab.close()
+    lab = open_lab()
+    assert lab.measure([cell(lab)])[0].run.valid
+    lab.close()
+    assert EVENTS == ["start", "stop"] * 2
+
+
+def test_a_server_that_dies_keeps_the_earlier_runs_and_the_rows_until_then(monkeypatch):  # pitfall 28
+    monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(die_after=12))
+    lab = open_lab()
+    cells = [cell(lab, 1), cell(lab, 2, requests=40), cell(lab, 3)]
+    with pytest.raises(ServerDied, match="it was told to"):
+        lab.measure(cells)
+    assert EVENTS == ["start", "stop"]
+    whole, partial = stored()
+    assert whole.valid and not partial.valid
+    assert 0 < partial.requests()["ok"].sum() < 40 and len(partial.requests()) == 40
+    assert any("ended while it was in use" in problem for problem in partial.manifest["problems"])
+    replayed = open_lab(mode="replay").measure(cells)
+    assert [(r.run is not None, r.failed) for r in replayed] == [(True, False), (False, True), (False, False)]
+
+
+def test_a_load_that_cannot_be_sent_is_explained_by_the_dead_server_where_it_is_dead(monkeypatch):  # pitfall 28
+    def no_answer(*_, **__):
+        raise LoadError("Nothing answers")
+
+    monkeypatch.setattr("kvlab.load.run_load", no_answer)
+    lab = open_lab()
+    with pytest.raises(LoadError, match="Nothing answers"):
+        lab.measure([cell(lab)])
+    monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(die_after=-1))
+    with pytest.raises(ServerDied, match="it was told to"):
+        lab.measure([cell(lab)])
+    assert EVENTS == ["start", "stop"] * 2
+
+
+def test_a_server_that_cannot_start_keeps_what_was_measured():
+    fakes.FAILS_TO_START.extend([False, True])
+    lab = open_lab()
+    other = lab.server({"kv_cache_dtype": "fp8"})
+    with pytest.raises(ServerDied, match="no memory was left"):
+        lab.measure([cell(lab, 1), cell(lab, 2, server=other)])
+    assert EVENTS == ["start", "stop", "fails"]
+    assert [run.valid for run in stored()] == [True]
+    quiet.take_machine().close()  # others may measure now
+
+
+def test_ctrl_c_keeps_the_finished_cells_and_the_rows_until_then(monkeypatch):
+    monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(ttft_s=0.1))
+    lab = open_lab()
+    cells = [cell(lab, 1, requests=2), cell(lab, 2, requests=200)]
+    threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        lab.measure(cells)
+    assert EVENTS == ["start", "stop"]
+    whole, partial = stored()
+    assert whole.valid and not partial.valid and "interrupted" in partial.manifest["problems"]
+    assert 0 < partial.requests()["ok"].sum() < 200
+
+
+def test_rows_of_the_fake_server_are_refused_for_a_real_machine():
+    lab = open_lab(machine="my-machine")
+    with pytest.raises(StoreError, match="fake server"):
+        lab.measure([cell(lab)])
+    assert EVENTS == ["start", "stop"] and store.list_runs("my-machine") == []
+
+
+# -- predictions come first ---------------------------------------------------------------------------------------
+
+
+def predictions(lab):
+    return json.loads((lab.folder / "computed.json").read_text())["stored"]
+
+
+def test_predictions_stand_before_the_server_starts(monkeypatch):
+    lab = open_lab()
+    seen = []
+    start = fakes.FakeVllm.start
+    monkeypatch.setattr(fakes.FakeVllm, "start", lambda self: (seen.append(predictions(lab)), start(self))[1])
+    lab.predict([lab.claim("knee_low", {"in": 16}, computed=10.5, unit="requests")])
+    (result,) = lab.measure([cell(lab)])
+    lab.close()
+    (entry,) = seen[0]
+    assert entry["rows"] == [{"id": "load/knee_low/in=16", "computed": 10.5, "unit": "requests"}]
+    assert result.run.manifest["predictions"] == {"stored_utc": entry["utc"], "numbers": 1}
+    assert entry["utc"] <= result.run.manifest["created_utc"]
+
+
+def test_a_replay_never_rewrites_predictions_and_equal_ones_are_stored_once():
+    def told(mode, value):
+        lab = open_lab(mode=mode)
+        lab.predict([lab.claim("knee_low", {}, computed=value, unit="requests")])
+        return lab
+
+    lab = told("auto", 10.0)
+    before = (lab.folder / "computed.json").read_bytes()
+    told("replay", 99.0), told("auto", 10.0)
+    assert (lab.folder / "computed.json").read_bytes() == before
+    told("auto", 11.0)
+    assert [entry["rows"][0]["computed"] for entry in predictions(lab)] == [10.0, 11.0]
+
+
+def test_a_replay_of_an_empty_machine_stores_no_prediction():
+    lab = open_lab(mode="replay")
+    lab.predict([lab.claim("knee_low", {}, computed=1.0, unit="requests")])
+    assert not lab.folder.exists()
+
+
+def test_damaged_predictions_are_named():
+    lab = open_lab()
+    lab.folder.mkdir(parents=True)
+    (lab.folder / "computed.json").write_text("{")
+    with pytest.raises(StoreError, match="computed.json cannot be read"):
+        lab.predict([lab.claim("knee_low", {}, computed=1.0, unit="requests")])
+
+
+# -- one at a time ------------------------------------------------------------------------------------------------
+
+HOLDER = "from kvlab import quiet; lock = quiet.take_machine(); print('held', flush=True); input()"
+
+
+def test_two_measurements_at_once_are_refused_and_a_replay_is_not():  # pitfall 10
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        lab = open_lab()
+        with pytest.raises(KvlabError, match=f"process {other.pid}"):
+            lab.measure([cell(lab)])
+        assert EVENTS == []
+        replay = open_lab(mode="replay")
+        assert replay.measure([cell(replay)])[0].run is None
+        other.kill()
+    lab.measure([cell(lab)])  # free again, though nobody released it
+    lab.close()
+
+
+def test_opening_the_laboratory_again_in_one_notebook_does_not_wait_for_itself():
+    first = open_lab()
+    first.measure([cell(first, 1)])
+    second = open_lab()  # its first cell was run a second time; the old one is still held by a variable
+    second.measure([cell(second, 2)])
+    second.close()
+    assert EVENTS == ["start", "stop"] * 2
+
+
+# -- an existing server -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def existing():
+    with FakeServer() as fake:
+        yield fake
+
+
+def test_an_existing_server_is_measured_and_never_stopped(existing, monkeypatch):
+    lab = open_lab(base_url=existing.endpoint.base_url)
+    variant = cell(lab, 1, server=lab.server({"kv_cache_dtype": "fp8"}))
+    own, other, fresh = lab.measure([cell(lab, 1), variant, cell(lab, 2, fresh=True)])
+    lab.close()
+    assert EVENTS == [] and own.run.valid
+    # The variant has the same load: it must not be taken for the run of the other flags.
+    assert other.run is None and "cannot be restarted" in other.reason
+    assert fresh.run is None and "cannot be restarted" in fresh.reason
+    assert existing.endpoint.base_url not in (own.run.path / "run.json").read_text()
+    assert own.run.manifest["cell"]["server"]["model"].startswith(measure.EXISTING)
+    again = open_lab(base_url=existing.endpoint.base_url)
+    asked = len(existing.bodies)
+    assert again.measure([cell(again, 1)])[0].run.id == own.run.id and len(existing.bodies) == asked
+
+
+def test_an_existing_server_that_went_away_raises(existing):
+    lab = open_lab(base_url="http://127.0.0.1:9")
+    with pytest.raises(ServerError, match="No server answers"):
+        lab.measure([cell(lab)])
+
+
+# -- opening ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mode": "reply"}, "auto, measure, replay"),
+        ({"profile_name": "cpu-tyni"}, "cpu-tiny"),
+        ({"machine": "My Machine"}, "lower-case"),
+        ({"machine": "article"}, "published"),
+    ],
+)
+def test_wrong_choices_are_one_error_each(given, message):
+    with pytest.raises(ConfigError, match=message):
+        measure.open_lab("load", **({"profile_name": "cpu-tiny"} | given))
+
+
+def test_a_machine_keeps_the_profile_with_which_it_was_measured(monkeypatch):
+    lab = measure.open_lab("load", profile_name="cpu-tiny", machine="fake")
+    lab.measure([cell(lab)])
+    lab.close()
+    monkeypatch.setattr("kvlab.profile.choose", lambda hardware: "h200")
+    assert measure.open_lab("load", machine="fake").profile.name == "cpu-tiny"
+    assert measure.open_lab("load", machine="other", mode="replay").profile.name == "h200"
+
+
+def test_writing_claims_stops_the_server_and_replaces_the_section():
+    lab = open_lab()
+    (result,) = lab.measure([cell(lab)])
+    for value in (1.0, 2.0):
+        lab.write([lab.claim("running_max", {"c": 1}, measured=value, unit="requests", results=[result])])
+    assert EVENTS == ["start", "stop"]
+    table = claims.read(store.machine_dir("fake"))
+    assert table["measured"].tolist() == [2.0] and table["runs"].tolist() == [result.run.id]
+
+
+def test_no_temporary_folder_is_made_where_nothing_is_started(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lab = open_lab(mode="replay")
+    lab.measure([cell(lab)])
+    assert not list(tmp_path.glob("kvlab-*"))
+
+
+# -- numbers of several results -----------------------------------------------------------------------------------
+
+
+def test_numbers_across_repeats():
+    lab = open_lab()
+    results = lab.measure([cell(lab, 2, repeat=r, requests=8) for r in range(3)])
+    lab.close()
+    mean = measure.across(results, "throughput_whole_tok_s")
+    values = [r.value("throughput_whole_tok_s") for r in results]
+    assert mean.value == pytest.approx(sum(values) / 3) and mean.low < mean.value < mean.high and mean.n == 3
+    one = measure.across(results[:1], "ttft_p50_s")
+    assert (one.value, one.low) == (results[0].value("ttft_p50_s"), results[0].value("ttft_p50_s_low"))
+    assert measure.across(results, "no such number") is None
+    table = measure.frame(results, "n")
+    assert table[["c", "in", "out", "repeat", "n"]].values.tolist() == [[2, 16, 3, r, 8] for r in range(3)]
+    assert len(measure.rows(results[0])) == 8
+
+
+def test_results_without_a_run_give_nothing_and_not_zero():
+    lab = open_lab(mode="replay")
+    results = lab.measure([cell(lab)])
+    assert measure.across(results, "ttft_p50_s") is None
+    assert measure.frame(results, "ttft_p50_s")["ttft_p50_s"].isna().all()
+    assert len(measure.rows(results[0])) == 0 and "ttft_s" in measure.rows(results[0])
+    assert measure.running_while_waiting(results[0]) is None
+    assert measure.relative_difference(results, results, "ttft_p50_s") is None
+    assert measure.fit_step_model(results) == (None, None)
