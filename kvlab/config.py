@@ -42,6 +42,7 @@ class ServerConfig(Strict):
     attention_backend: str | None = None
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
+    caches: Literal["user", "cold", "kept"] = "user"  # compile caches: the user's; a folder of kvlab's, emptied or not
 
 
 class LoadConfig(Strict):
@@ -52,12 +53,14 @@ class LoadConfig(Strict):
     rate_per_s: float | None = Field(None, gt=0)  # open loop: offered requests per second
     requests: int = Field(gt=0)  # measured requests, after the warm-up
     warmup_requests: int = Field(0, ge=0)  # sent first, drained, kept in the rows as phase "warmup"
-    workload: Literal["unique", "shared_prefix"] = "unique"
+    workload: Literal["unique", "shared_prefix", "perplexity", "insertion"] = "unique"
+    text: str | None = None  # perplexity: "heldout" (of the embedded model, the default) or the path of a text file
     input_tokens: int = Field(gt=0)  # the whole prompt, the shared prefix included
     output_tokens: int = Field(gt=0)
     prefix_tokens: int = Field(0, ge=0)
     prefixes: int = Field(1, gt=0)
     zipf: float = Field(0.0, ge=0)  # popularity exponent over the prefixes; 0 is uniform
+    decode_input_tokens: int = Field(64, gt=0)  # insertion: prompt of the decoding request; input_tokens are inserted
     seed: int = 0
     timeout_s: float = Field(600.0, gt=0)  # one request, start to last event
     new_connection: bool = False  # a connection of its own for each request
@@ -72,6 +75,12 @@ class LoadConfig(Strict):
             raise ValueError("rate_per_s has no meaning in a closed loop; use concurrency")
         if self.workload == "shared_prefix" and not 0 < self.prefix_tokens < self.input_tokens:
             raise ValueError("a shared prefix must be longer than 0 and shorter than input_tokens")
+        if self.workload == "perplexity" and (self.arrival, self.concurrency, self.output_tokens) != ("closed", 1, 1):
+            raise ValueError("perplexity windows are sent one by one, in a closed loop with output_tokens = 1")
+        if self.workload == "insertion" and (self.arrival != "constant" or self.requests < 2):
+            raise ValueError("an insertion is a decoding request and then others: constant arrival, at least 2 requests")
+        if self.text is not None and self.workload != "perplexity":
+            raise ValueError("text has a meaning for the workload perplexity only")
         return self
 
 
@@ -104,5 +113,8 @@ def build(model: type[Strict], values: dict[str, Any], where: str) -> Any:
 
 def key(cell: Cell) -> str:
     """12 hex digits that name the configuration of a cell; equal configurations have equal keys."""
-    text = json.dumps(cell.model_dump(mode="json", exclude={"name"}), sort_keys=True)
+    values = cell.model_dump(mode="json", exclude={"name"})
+    if values["load"]["text"] is None:
+        del values["load"]["text"]  # a load without it keeps the key that it had before the field existed
+    text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

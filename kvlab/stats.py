@@ -36,7 +36,9 @@ from kvlab.rows import (
 )
 
 PERCENTILES = {"ttft": (0.5, 0.9, 0.95, 0.99), "tpot": (0.5,), "latency": (0.5,)}
-COUNTERS = ("preemptions", "prefix_queries", "prefix_hits", "queue_sum_s", "queue_count")
+HISTOGRAMS = {"queue_mean_s": "queue", "prefill_mean_s": "prefill", "server_ttft_mean_s": "ttft"}  # name -> columns
+COUNTERS = ("preemptions", "prefix_queries", "prefix_hits")
+COUNTERS += tuple(f"{name}_{part}" for name in HISTOGRAMS.values() for part in ("sum_s", "count"))
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ def _server_side(
         "prefix_queries",
         "prefix_hits",
     )
-    names += ("token_hit_ratio_counters", "queue_mean_s")
+    names += ("token_hit_ratio_counters", *HISTOGRAMS)
     if span is None or samples.empty:
         return dict.fromkeys(names)
     warm_end = known(requests.loc[(requests["phase"] == "warmup").fillna(False), "end_s"]).max(initial=-math.inf)
@@ -234,5 +236,5 @@ def _server_side(
         "prefix_queries": growth["prefix_queries"],
         "prefix_hits": growth["prefix_hits"],
         "token_hit_ratio_counters": ratio(growth["prefix_hits"], growth["prefix_queries"]),
-        "queue_mean_s": ratio(growth["queue_sum_s"], growth["queue_count"]),
+        **{name: ratio(growth[f"{part}_sum_s"], growth[f"{part}_count"]) for name, part in HISTOGRAMS.items()},
     }

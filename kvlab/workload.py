@@ -154,6 +154,10 @@ def _digits_for(numbers: int, vocab: tuple[int, int]) -> int:
 
 def _check(load: LoadConfig, vocab: tuple[int, int], nonce: int) -> None:
     lo, hi = vocab
+    if load.workload == "perplexity":
+        raise ConfigError(
+            "Perplexity windows are no load with random prompts.", next_step="use kvlab.perplexity.run_windows"
+        )
     if hi - lo < MIN_VOCAB or lo < 0:
         raise ConfigError(
             f"The range of token ids {lo}..{hi} is too small to tell prompts apart.",

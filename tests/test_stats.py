@@ -232,6 +232,7 @@ def test_counters_start_after_the_warm_up_and_end_at_the_last_scrape():  # pitfa
     assert found["preemptions"] == 2
     assert found["token_hit_ratio_counters"] == pytest.approx(0.5)
     assert found["queue_mean_s"] == pytest.approx(0.5)
+    assert found["prefill_mean_s"] is None  # not scraped
 
 
 @pytest.mark.parametrize(

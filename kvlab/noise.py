@@ -1,0 +1,99 @@
+"""How far repeats scatter, how many of them a claim needs, and below which size a difference is noise.
+
+Spread is the relative standard deviation, sd / mean, of n - 1 degrees of freedom throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from scipy import stats as scipy_stats
+
+from kvlab import claims, store
+from kvlab.errors import KvlabError
+from kvlab.rows import known
+from kvlab.stats import Estimate
+
+SECTION, QUANTITY = "repeatability", "noise_floor"
+MOST_REPEATS = 1_000_000
+
+
+def relative_sd(values: Iterable[Any], confidence: float = 0.95) -> Estimate | None:
+    """sd / mean of repeats with the chi-square interval of the sd: five repeats know it to a factor of about two.
+
+    Null below two values or around a mean of 0.
+    """
+    numbers = known(values)
+    n = len(numbers)
+    if n < 2 or not numbers.mean():
+        return None
+    value = float(numbers.std(ddof=1) / abs(numbers.mean()))
+    tails = scipy_stats.chi2.ppf([(1 + confidence) / 2, (1 - confidence) / 2], n - 1)
+    low, high = (float(value * math.sqrt((n - 1) / tail)) for tail in tails)
+    return Estimate(value, low, high, n)
+
+
+def between_starts_sd(starts: Iterable[Iterable[Any]]) -> float | None:
+    """The part of the relative spread that belongs to the start of a server, not to a measurement on it.
+
+    `starts`: for each server its repeats. One-way analysis of variance: between² = (mean square between servers - mean
+    square within) / mean repeats, 0 where the servers differ no more than repeats do. Null without two servers of two.
+    """
+    groups = [numbers for numbers in map(known, starts) if len(numbers)]
+    counts = np.array([len(g) for g in groups])
+    spare = counts.sum() - len(groups)
+    if len(groups) < 2 or spare < 1:
+        return None
+    mean = np.concatenate(groups).mean()
+    within = sum(((g - g.mean()) ** 2).sum() for g in groups) / spare
+    between = sum(n * (g.mean() - mean) ** 2 for n, g in zip(counts, groups, strict=True)) / (len(groups) - 1)
+    typical = (counts.sum() - (counts**2).sum() / counts.sum()) / (len(groups) - 1)
+    return math.sqrt(max(0.0, (between - within) / typical)) / abs(mean) if mean else None
+
+
+def half_width(spread: float, n: int, confidence: float = 0.95) -> float:
+    """Relative half-width of the mean's t interval after n repeats: t(n - 1) spread / sqrt(n)."""
+    return float(scipy_stats.t.ppf((1 + confidence) / 2, n - 1) * spread / math.sqrt(n))
+
+
+def repeats_needed(spread: float, wanted: float, confidence: float = 0.95) -> int:
+    """Fewest repeats, two at least, with which a mean is known to ± `wanted` (relative), if the spread stays as it is.
+
+    For the difference of two arms measured in turns, pass sqrt(2) x spread: the number is then pairs.
+    """
+    if not wanted > 0 or spread < 0:
+        raise KvlabError(f"A half-width of {wanted} or a spread of {spread} has no number of repeats.")
+    low, high = 1, 2
+    while half_width(spread, high, confidence) > wanted:
+        low, high = high, high * 2
+        if high > MOST_REPEATS:
+            raise KvlabError(f"± {wanted:g} needs more than {MOST_REPEATS:,} repeats at a spread of {spread:g}.")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if half_width(spread, middle, confidence) <= wanted else (middle, high)
+    return high
+
+
+def floor(spread: float, n: int, confidence: float = 0.95) -> float:
+    """The relative difference that two single measurements of one configuration exceed in 1 - confidence of all cases.
+
+    t(n - 1) sqrt(2) spread; n: the repeats from which the spread is known.
+    """
+    return float(scipy_stats.t.ppf((1 + confidence) / 2, n - 1) * math.sqrt(2) * spread)
+
+
+def floor_of(machine: str, quantity: str, *, between: str = "starts", pairs: int = 1) -> float | None:
+    """The machine's stored noise floor of a quantity, the largest over loads; null where it was not measured.
+
+    `between`: "starts" for arms on servers of their own, "repeats" for both arms on one server. `pairs`: how often both
+    arms got a new server (or measurement); the floor falls with its square root.
+    """
+    table = claims.read(store.machine_dir(machine))
+    table = table[(table["section"] == SECTION) & (table["quantity"] == QUANTITY) & table["measured"].notna()]
+    wanted = {"of": quantity, "between": between}
+    fits = [wanted.items() <= claims.parse_conditions(text).items() for text in table["conditions"].fillna("")]
+    found = table.loc[fits, "measured"]
+    return None if found.empty else float(found.max()) / math.sqrt(pairs)
