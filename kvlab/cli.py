@@ -13,7 +13,10 @@ import typer
 from kvlab.errors import ConfigError, KvlabError
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Predict and measure an LLM server."
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Predict and measure an LLM server.",
 )
 
 Profile = Annotated[str, typer.Option(help="auto, a built-in profile, or the path of a TOML file")]
@@ -48,21 +51,22 @@ def check(profile: Profile = "auto", machine: Machine = "") -> None:
 
 @app.command()
 def predict(
-    model: Annotated[str, typer.Argument(help="a name (such as Qwen3-1.7B), a folder or a config.json; empty: a table of known models")] = "",
+    model: Annotated[str, typer.Argument(help="a name, a folder or a config.json; empty: a table of models")] = "",
     kv_bytes: Annotated[float, typer.Option(help="bytes of the KV pool, such as 2.5e9")] = 2.0 * 2**30,
-    block_size: int = 16,
-    kv_dtype_bytes: float = 2.0,
-    input_tokens: int = 512,
-    output_tokens: int = 128,
-    tensor_parallel: int = 1,
+    block_size: Annotated[int, typer.Option(min=1, help="tokens in a block")] = 16,
+    kv_dtype_bytes: Annotated[
+        float | None, typer.Option(min=0.5, help="bytes of a KV element; fp8: 1; empty: the model's own")
+    ] = None,
+    input_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    output_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """Compute the KV cache of a model: bytes per token, capacity, requests that fit."""
     from kvlab import overview
 
     with errors_explained():
-        typer.echo(
-            overview.prediction(model, int(kv_bytes), block_size, kv_dtype_bytes, input_tokens, output_tokens, tensor_parallel)
-        )
+        sizes = (kv_bytes, block_size, kv_dtype_bytes, input_tokens, output_tokens, tensor_parallel)
+        typer.echo(overview.prediction(model, *sizes))
 
 
 @app.command()
@@ -126,17 +130,30 @@ def stop(
             typer.echo(f"stopped {processes.describe(server)}")
 
 
+def _everywhere(profile: str, lab) -> str:
+    """The profile as it is found from the notebooks' folder too: its name, or the whole path of a file."""
+    from kvlab.profile import built_in
+
+    return lab.profile.name if profile == "auto" or profile in built_in() else str(Path(profile).expanduser().resolve())
+
+
 def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = False):
     """Executes the notebooks; returns the machine, seconds a section, and failures a section (only with `go_on`)."""
     from kvlab import measure, run, store
 
+    if not sections:
+        raise ConfigError("No notebooks were found from here.", next_step="run this inside the repository of kvlab")
     known = [run.notebook_of(section) for section in sections]
     # Opened here first: a wrong profile, mode or machine is one error before the first notebook, not one in each.
     if mode == "replay" and not machine and not base_url:
         machine = store.default_replay_machine()
     lab = measure.open_lab(Path(known[0]).stem[3:], profile_name=profile, machine=machine, mode=mode, base_url=base_url)
-    common = {"PROFILE": profile, "MACHINE": lab.machine, "MODE": mode, "BASE_URL": base_url}
-    given = common | dict(run.parse_parameter(text) for text in param)
+    common = {"PROFILE": _everywhere(profile, lab), "MACHINE": lab.machine, "MODE": mode, "BASE_URL": base_url}
+    own = dict(run.parse_parameter(text) for text in param)
+    if taken := sorted(set(own) & set(common)):
+        options = ", ".join(f"--{name.lower().replace('_', '-')}" for name in taken)
+        raise ConfigError(f"--param may not set {', '.join(taken)}.", next_step=f"use the option {options}")
+    given = common | own
     for path in known:
         run.check_parameters(path, given)
     typer.echo(f"machine {lab.machine}, profile {lab.profile.name}, mode {mode}")

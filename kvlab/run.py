@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import ConfigError, NotebookError
+from kvlab import errors, store
+from kvlab.errors import ConfigError, KvlabError, NotebookError
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 TYPES: dict[str, type | tuple[type, ...]] = {
@@ -103,21 +104,24 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
     out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        papermill.execute_notebook(
-            str(path),
-            str(out),
-            given,
-            cwd=str(path.parent),
-            progress_bar=progress,
-            execution_timeout=int(timeout_s),
-            kernel_name="python3",
-            request_save_on_cell_execute=True,
-            extra_arguments=["--IPKernelApp.log_level=40"],
-        )
+        with _kernel_environment():
+            papermill.execute_notebook(
+                str(path),
+                str(out),
+                given,
+                cwd=str(path.parent),
+                progress_bar=progress,
+                execution_timeout=int(timeout_s),
+                kernel_name="python3",
+                request_save_on_cell_execute=True,
+                extra_arguments=["--IPKernelApp.log_level=40"],
+            )
     except PapermillExecutionError as error:
+        if error.ename == "KeyboardInterrupt":
+            raise KeyboardInterrupt from None
         raise NotebookError(
-            f"{path.name} stopped in cell {error.exec_count}: {_last_words(error)}",
-            next_step=f"open {_short(out)} to see the cell; what was measured is kept, and running again resumes",
+            f"{path.name} stopped in cell {error.exec_count} (see {_short(out)}): {_last_words(error)}\n"
+            "What was measured before is kept; running again resumes."
         ) from None
     except (DeadKernelError, CellTimeoutError) as error:
         kind = "its kernel died" if isinstance(error, DeadKernelError) else f"a cell took longer than {timeout_s:.0f} s"
@@ -129,10 +133,31 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
     return time.monotonic() - began
 
 
+@contextlib.contextmanager
+def _kernel_environment():
+    """The kernel works in the notebook's folder: relative paths of this process would mean another place there.
+
+    No matplotlib backend is handed on: `agg`, as many a CI sets it, would drop the pictures.
+    """
+    absolute = {"KVLAB_DATA": str(store.root())}
+    if os.environ.get("KVLAB_CACHE"):
+        absolute["KVLAB_CACHE"] = str(Path(os.environ["KVLAB_CACHE"]).absolute())
+    before = {name: os.environ.get(name) for name in ("MPLBACKEND", *absolute)}
+    os.environ.pop("MPLBACKEND", None)
+    os.environ.update(absolute)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
 def _last_words(error) -> str:
-    """The message of the cell's exception, without the traceback and its colours."""
+    """The message of the cell's exception, without traceback and colours; with its kind where it is not ours."""
     value = re.sub(r"\x1b\[[0-9;]*m", "", str(error.evalue)).strip()
-    return value if error.ename in ("ConfigError", "KvlabError") or "\n" in value else f"{error.ename}: {value}"
+    kind = getattr(errors, error.ename, None)
+    ours = isinstance(kind, type) and issubclass(kind, KvlabError)
+    return value if ours else f"{error.ename}: {value}"
 
 
 def _short(path: Path) -> str:
