@@ -12,7 +12,7 @@ import json
 import secrets
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from kvlab import config, display, geometry, profile, provenance, quiet, stats, 
 from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
+from kvlab.results import EMPTY, refusal
 from kvlab.results import Result as Result  # what a notebook does with results is offered here too
 from kvlab.results import across as across
 from kvlab.results import fit_step_model as fit_step_model
@@ -47,6 +48,8 @@ class Lab:
     base_url: str = ""
     _server: Any = None
     _server_config: ServerConfig | None = None
+    _side_by_side: bool = False
+    _aside: dict[str, Any] = field(default_factory=dict)  # servers that wait for their next turn
     _quiet: Any = None  # the lock file while this laboratory measures
     _logs: Path | None = None
 
@@ -87,13 +90,16 @@ class Lab:
 
     # -- measure ------------------------------------------------------------------------------------------------
 
-    def measure(self, cells: list[Cell]) -> list[Result]:
+    def measure(self, cells: list[Cell], *, side_by_side: bool = False) -> list[Result]:
         """One result a cell, in order. Runs that are stored are replayed; the rest is measured unless mode is replay.
 
         A cell whose load fails is stored as not valid and the next one goes on; a server that cannot start or dies
         raises, with everything measured before it kept. After an exception no server is left running.
+        `side_by_side`: the servers of all configurations stay up, so that the arms of a comparison take turns without
+        restarts; an idle server costs memory only. A cell that asks for a fresh one is alone nevertheless.
         """
         _check_unique(cells)
+        self._side_by_side = side_by_side
         todo = [cell for cell in cells if self._must_measure(cell)]
         if todo:
             _make_way_for(self)
@@ -104,6 +110,18 @@ class Lab:
                 self.close()
                 raise
         return [self._result(cell) for cell in cells]
+
+    def try_each(self, cells: list[Cell], **options) -> list[Result]:
+        """`measure`, where a server that cannot start is a failed result with its reason and not the end."""
+        results = []
+        for cell in cells:
+            try:
+                results += self.measure([cell], **options)
+            except ServerError as error:
+                manifest = self._about(cell, _now()) | refusal(error)
+                store.save_run(self.machine, self.section, manifest, *EMPTY)
+                results.append(self._result(cell))
+        return results
 
     def _measure_all(self, todo: list[Cell]) -> None:
         with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:
@@ -150,14 +168,12 @@ class Lab:
         return config.key(self._as_served(cell))
 
     def _measure_cell(self, cell: Cell, bar) -> None:
-        from kvlab import load  # not needed, and slow to import, in a replay
-
         server = self._serve(cell, bar)
         bar.set_postfix_str(cell.name)
         nonce = secrets.randbits(48)
         began, utc = time.monotonic(), _now()
         try:
-            result = load.run_load(server.endpoint, cell.load, nonce=nonce, progress=True)
+            result = send(server.endpoint, cell.load, nonce)
         except KvlabError:
             server.check_alive()  # a dead server is the better explanation
             raise
@@ -183,37 +199,49 @@ class Lab:
         if self.base_url:
             self._server = self._server or server.attach(self.base_url)
         elif self._server is None or self._server_config != cell.server or cell.fresh:
-            self._stop_server()
+            self._server, self._server_config = self._turn(cell), cell.server
+        if self._server is None:
             bar.set_postfix_str("starting a server")
             self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
             self._server = server.VllmServer(
                 cell.server, log_dir=self._logs, on_phase=lambda phase, s: bar.set_postfix_str(f"{phase}, {s:.0f} s")
             )
             self._server.start()
-            self._server_config = cell.server
         return self._server
+
+    def _turn(self, cell: Cell) -> Any:
+        """The server that waits for this cell, or None; the one in use steps aside, or all end."""
+        if cell.fresh or not self._side_by_side:
+            self._stop_server()
+        elif self._server is not None:
+            self._aside[self._server_config.model_dump_json()] = self._server
+        return self._aside.pop(cell.server.model_dump_json(), None)
 
     def _save(self, cell, server, result, nonce, utc, duration_s, problems) -> None:
         block_size = server.capacity.metric_block_size or cell.server.block_size
         summary = stats.summarise(result.requests, result.samples, result.window, cell.load, block_size)
-        manifest = {
-            "key": self._key(cell),
-            "cell": self._as_served(cell).model_dump(mode="json"),
-            "profile": self.profile.name,
-            "created_utc": utc,
+        manifest = self._about(cell, utc) | {
             "duration_s": duration_s,
             "nonce": nonce,
             "window_s": result.window,
             "server": {name: value for name, value in server.describe().items() if name != "base_url"},
-            "predictions": _predictions(self.folder),
-            "provenance": provenance.collect(),
-            "summary": summary,
+            "summary": summary | getattr(result, "summary", {}),
             "certificate": result.certificate,
             "fake": bool(result.certificate.get("fake")),
             "valid": not problems and (summary.get("n") or 0) > 0,
             "problems": problems,
         }
         store.save_run(self.machine, self.section, manifest, result.requests, result.samples, server.log_path)
+
+    def _about(self, cell: Cell, utc: str) -> dict[str, Any]:
+        return {
+            "key": self._key(cell),
+            "cell": self._as_served(cell).model_dump(mode="json"),
+            "profile": self.profile.name,
+            "created_utc": utc,
+            "predictions": _predictions(self.folder),
+            "provenance": provenance.collect(),
+        }
 
     def close(self) -> None:
         """Stops the server, if one runs, and lets others measure. Safe to call twice."""
@@ -223,9 +251,11 @@ class Lab:
             self._quiet = None
 
     def _stop_server(self) -> None:
-        server, self._server, self._server_config = self._server, None, None
-        if hasattr(server, "stop"):
-            server.stop()
+        servers, self._server, self._server_config = [self._server, *self._aside.values()], None, None
+        self._aside = {}
+        for server in servers:
+            if hasattr(server, "stop"):
+                server.stop()
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -234,6 +264,15 @@ class Lab:
         self.close()
         claims_module.write_section(store.machine_dir(self.machine), self.section, claims)
         return display.show(claims)
+
+
+def send(endpoint, load: config.LoadConfig, nonce: int):
+    """The result of a load, of whatever kind it is."""
+    from kvlab import load as loads  # not needed, and slow to import, in a replay
+    from kvlab import perplexity
+
+    windows = load.workload == "perplexity"
+    return perplexity.run_windows(endpoint, load) if windows else loads.run_load(endpoint, load, nonce=nonce)
 
 
 def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mode: str = "auto", base_url: str = ""):

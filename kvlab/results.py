@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from kvlab import predict, stats, steptime, store
 from kvlab.config import Cell
-from kvlab.records import REQUEST_COLUMNS
+from kvlab.errors import ServerError
+from kvlab.records import REQUEST_COLUMNS, SAMPLE_COLUMNS
+
+NO_ROWS, NO_SAMPLES = (
+    pd.DataFrame({name: pd.Series(dtype=dtype) for name, (dtype, _) in columns.items()})
+    for columns in (REQUEST_COLUMNS, SAMPLE_COLUMNS)
+)
+EMPTY = (NO_ROWS, NO_SAMPLES)  # the tables of a run in which nothing was sent
+LOG_SAYS = "Its log says: "
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ def running_while_waiting(result: Result) -> float | None:
 def rows(result: Result) -> pd.DataFrame:
     """The successful measured requests of a run, one a row; no rows but the same columns where there is no run."""
     if result.run is None:
-        return pd.DataFrame({name: pd.Series(dtype=dtype) for name, (dtype, _) in REQUEST_COLUMNS.items()})
+        return NO_ROWS.copy()
     requests = result.run.requests()
     return requests[(requests["phase"] == "measure") & requests["ok"].fillna(False)].reset_index(drop=True)
 
@@ -94,3 +103,10 @@ def fit_step_model(results: list[Result]) -> tuple[steptime.StepModel | None, fl
             alone.append((load.input_tokens, result.value("ttft_p50_s")))
     enough = len(points) >= 3 and len({point.running for point in points}) >= 2
     return (steptime.fit(points) if enough else None), predict.prefill_line(alone)[1]
+
+
+def refusal(error: ServerError) -> dict[str, Any]:
+    """What a run says where no server came up for it: the decisive line of the log, or what happened."""
+    lines = error.what.splitlines()
+    decisive = next((line.removeprefix(LOG_SAYS) for line in lines if line.startswith(LOG_SAYS)), lines[0])
+    return {"valid": False, "problems": [f"no server with these flags: {decisive}"], "summary": {}, "certificate": {}}

@@ -7,7 +7,7 @@ import threading
 
 import fakes
 import pytest
-from fakes import EVENTS, cell, install, open_lab
+from fakes import EVENTS, FAILS_TO_START, cell, install, open_lab
 
 from kvlab import claims, measure, quiet, store
 from kvlab.errors import ConfigError, KvlabError, LoadError, ServerDied, ServerError, StoreError
@@ -75,6 +75,48 @@ def test_fresh_cells_get_a_server_of_their_own():  # pitfall 16
     lab.measure([cell(lab, 1), *(cell(lab, 2, repeat=r, fresh=True) for r in range(2)), cell(lab, 3)])
     lab.close()
     assert EVENTS == ["start", "stop"] * 4
+
+
+def test_servers_side_by_side_take_turns_without_restarts():
+    lab = open_lab()
+    a, b = lab.server(), lab.server({"block_size": 64})
+    turns = [cell(lab, 1, server=server, repeat=r) for r in range(3) for server in ((a, b) if r % 2 else (b, a))]
+    results = lab.measure(turns, side_by_side=True)
+    assert EVENTS == ["start", "start"]
+    sizes = [r.run.manifest["cell"]["server"]["block_size"] for r in results]
+    assert sizes == [64, a.block_size, a.block_size, 64, 64, a.block_size]
+    lab.measure([cell(lab, 1, server=lab.server({"block_size": 128}))])  # alone again
+    assert EVENTS == ["start", "start", "stop", "stop", "start"]
+    lab.close()
+    assert EVENTS.count("stop") == 3
+
+
+def test_fresh_cells_are_alone_also_between_servers_side_by_side():
+    lab = open_lab()
+    lab.measure([cell(lab, 1), cell(lab, 2, server=lab.server({"block_size": 64}))], side_by_side=True)
+    lab.measure([cell(lab, 3, fresh=True)], side_by_side=True)
+    assert EVENTS == ["start", "start", "stop", "stop", "start", "stop"]
+    lab.close()
+
+
+def test_a_server_that_cannot_start_is_a_failed_result_where_each_is_tried():
+    FAILS_TO_START.extend([False, True, False])
+    lab = open_lab()
+    servers = [lab.server(change) for change in ({}, {"kv_cache_dtype": "fp8"}, {"block_size": 64})]
+    good, bad, other = lab.try_each([cell(lab, 1, server=s) for s in servers])
+    lab.close()
+    assert good.run.valid and other.run.valid
+    assert bad.run is None and bad.failed
+    assert bad.reason == "no server with these flags: The server ended during its start-up."
+    again = open_lab(mode="replay").measure([cell(lab, 1, server=servers[1])])[0]
+    assert again.reason == bad.reason  # a replay knows it too
+
+
+def test_the_decisive_line_of_the_log_is_the_reason_of_a_refusal():
+    error = ServerDied(
+        "The vLLM server ended (exit code 1).\nIts log says: ValueError: no fp4\nLast lines of the log:\n  x"
+    )
+    assert measure.refusal(error)["problems"] == ["no server with these flags: ValueError: no fp4"]
 
 
 def test_another_server_configuration_starts_another_server():
