@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 from yarl import URL
 
 from kvlab.answer import Answer, MalformedEvent, error_text
 from kvlab.errors import LoadError
+from kvlab.http1 import CONNECT_TIMEOUT_S, BadResponse, Pool, Wire, clock
 from kvlab.workload import Request, probe_prompt
 
 FAKE_HEADER = "x-kvlab-fake"
-CONNECT_TIMEOUT_S = 30.0
-# uvicorn closes a connection that is idle for 5 s; one that is older than this is opened anew, not risked.
-IDLE_REUSE_S = 2.0
 # Optional fields, best first: what a server refuses in the probe is left out of the load.
 FIELD_SETS: tuple[dict[str, Any], ...] = (
     {"min_tokens": True, "return_token_ids": True},
@@ -27,7 +24,6 @@ FIELD_SETS: tuple[dict[str, Any], ...] = (
     {"min_tokens": False, "return_token_ids": False},
 )
 FULL = FIELD_SETS[0]
-clock = time.perf_counter  # CLOCK_MONOTONIC on Linux: the same in all processes of the machine
 
 
 @dataclass(frozen=True)
@@ -51,19 +47,6 @@ class Endpoint:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
 
-class Wire:
-    """What happened to the connection of one request, on `clock`. None where it did not happen."""
-
-    __slots__ = ("asked", "opening", "ready", "connect_s", "status")
-
-    def __init__(self):
-        self.asked = clock()
-        self.opening: float | None = None
-        self.ready: float | None = None
-        self.connect_s: float | None = None
-        self.status: int | None = None
-
-
 def body(endpoint: Endpoint, request: Request, fields: dict[str, bool] = FULL) -> bytes:
     """The serialised request. Made before the load: a long prompt takes milliseconds."""
     values: dict[str, Any] = {
@@ -82,20 +65,8 @@ def body(endpoint: Endpoint, request: Request, fields: dict[str, bool] = FULL) -
     return json.dumps(values, separators=(",", ":")).encode()
 
 
-def open_session(*, new_connection: bool = False, resolver: Any = None) -> aiohttp.ClientSession:
-    """A session without a connection limit and without a total timeout; `send` sets the time limit itself."""
-    reuse = {"force_close": True} if new_connection else {"keepalive_timeout": IDLE_REUSE_S}
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, resolver=resolver, **reuse),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        trace_configs=[_wire_trace()],
-        headers={"Accept-Encoding": "identity"},
-    )
-
-
 async def send(
-    session: aiohttp.ClientSession,
+    pool: Pool,
     endpoint: Endpoint,
     request: Request,
     *,
@@ -126,33 +97,30 @@ async def send(
 
     try:
         async with asyncio.timeout(timeout_s):
-            error = await _stream(session, endpoint, payload, answer, wire)
+            error = await _stream(pool, endpoint, payload, answer, wire)
     except asyncio.CancelledError:
         finish("interrupted")
         raise
-    except TimeoutError as problem:
-        connecting = isinstance(problem, aiohttp.ClientError)
-        error = f"no connection within {CONNECT_TIMEOUT_S:g} s" if connecting else f"timeout after {timeout_s:g} s"
-    except MalformedEvent as problem:
+    except TimeoutError:
+        error = f"timeout after {timeout_s:g} s"
+    except (MalformedEvent, BadResponse) as problem:
         error = str(problem)
-    except (aiohttp.ClientError, OSError) as problem:
+    except OSError as problem:
         error = _network_error(problem, wire)
     return finish(answer.error or error or answer.why_not(len(request.prompt), request.output_tokens))
 
 
-async def warm_pool(session: aiohttp.ClientSession, endpoint: Endpoint, connections: int) -> bool:
+async def warm_pool(pool: Pool, endpoint: Endpoint, connections: int) -> bool:
     """Opens idle connections by as many simultaneous small requests; True when the server says that it is a fake.
 
     Failures are left to the requests that come, where they are rows.
     """
 
     async def touch() -> bool:
-        try:
-            async with session.get(endpoint.url("/health"), headers=endpoint.headers) as response:
-                await response.read()
-                return FAKE_HEADER in response.headers
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return False
+        wire = Wire()
+        with contextlib.suppress(OSError, BadResponse):
+            await pool.request("GET", endpoint.url("/health"), endpoint.headers, b"", wire, lambda data, t: None)
+        return FAKE_HEADER in wire.headers
 
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -161,7 +129,7 @@ async def warm_pool(session: aiohttp.ClientSession, endpoint: Endpoint, connecti
         return False
 
 
-async def probe(session: aiohttp.ClientSession, endpoint: Endpoint, nonce: int, timeout_s: float) -> dict[str, bool]:
+async def probe(pool: Pool, endpoint: Endpoint, nonce: int, timeout_s: float) -> dict[str, bool]:
     """One request of one token before the load: the optional fields (FIELD_SETS) that this server accepts.
 
     Raises LoadError when nothing answers, or when the request is refused as wrong in every form.
@@ -169,7 +137,7 @@ async def probe(session: aiohttp.ClientSession, endpoint: Endpoint, nonce: int, 
     request = Request(0, probe_prompt(endpoint.vocab, nonce), 1, "probe")
     for fields in FIELD_SETS:
         payload = body(endpoint, request, fields)
-        row = await send(session, endpoint, request, zero=clock(), timeout_s=timeout_s, payload=payload)
+        row = await send(pool, endpoint, request, zero=clock(), timeout_s=timeout_s, payload=payload)
         if row["start_s"] is None:
             raise LoadError(
                 f"Nothing answers at {endpoint.base_url}: {row['error']}",
@@ -187,39 +155,22 @@ async def probe(session: aiohttp.ClientSession, endpoint: Endpoint, nonce: int, 
     return fields
 
 
-async def _stream(session, endpoint: Endpoint, payload: bytes, answer: Answer, wire: Wire) -> str | None:
+async def _stream(pool: Pool, endpoint: Endpoint, payload: bytes, answer: Answer, wire: Wire) -> str | None:
     """Sends and reads until the end of the response; returns the reason of an HTTP error."""
-    headers = endpoint.headers | {"Content-Type": "application/json"}
-    url = endpoint.url("/v1/completions")
-    async with session.post(url, data=payload, headers=headers, trace_request_ctx=wire) as response:
-        wire.status = response.status
-        if response.status != 200:
-            return f"HTTP {response.status}: {_message(await response.read())}"
-        read, feed = response.content.readany, answer.feed
-        while data := await read():
-            feed(data, clock())
-        answer.end(clock())
+    refusal: list[bytes] = []
+    feed = answer.feed
+
+    def sink(data: bytes, t: float) -> None:
+        if wire.status == 200:
+            feed(data, t)
+        else:
+            refusal.append(data)
+
+    await pool.request("POST", endpoint.url("/v1/completions"), endpoint.headers, payload, wire, sink)
+    if wire.status != 200:
+        return f"HTTP {wire.status}: {_message(b''.join(refusal))}"
+    answer.end(clock())
     return None
-
-
-def _wire_trace() -> aiohttp.TraceConfig:
-    async def opening(session, context, params):
-        context.trace_request_ctx and setattr(context.trace_request_ctx, "opening", clock())
-
-    async def opened(session, context, params):
-        if (wire := context.trace_request_ctx) is not None:
-            wire.ready = clock()
-            wire.connect_s = wire.ready - wire.opening
-
-    async def reused(session, context, params):
-        if (wire := context.trace_request_ctx) is not None:
-            wire.ready, wire.connect_s = clock(), 0.0
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_create_start.append(opening)
-    trace.on_connection_create_end.append(opened)
-    trace.on_connection_reuseconn.append(reused)
-    return trace
 
 
 def _counts(request: Request, answer: Answer) -> dict[str, Any]:
@@ -257,16 +208,14 @@ def _times(answer: Answer, wire: Wire, zero: float, scheduled: float | None, ok:
     }
 
 
-def _network_error(problem: Exception, wire: Wire) -> str:
+def _network_error(problem: OSError, wire: Wire) -> str:
     """What the network did, in words."""
     text = str(problem) or type(problem).__name__
-    if isinstance(problem, aiohttp.ClientConnectorError) or wire.ready is None:
+    if wire.ready is None:
         return f"no connection: {text}"
-    if isinstance(problem, aiohttp.ClientPayloadError):
-        return f"truncated stream: {text}"
     if wire.status is None:
         return f"the connection broke before an answer: {text}"
-    return f"the connection broke in the stream: {text}"
+    return f"truncated stream: {text}"
 
 
 def _message(answer: bytes) -> str:

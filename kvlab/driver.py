@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from kvlab.client import Endpoint, body, clock, send, warm_pool
+from kvlab.http1 import Pool
 from kvlab.workload import Request
 
 TICK_S = 0.01
@@ -69,20 +68,20 @@ def serialise(job: Job) -> Prepared:
     return Prepared(job, [body(job.endpoint, request, job.fields) for request in job.requests])
 
 
-async def open_pool(session: aiohttp.ClientSession, job: Job) -> None:
+async def open_pool(pool: Pool, job: Job) -> None:
     """Opens the connections that the job will use, shortly before it starts."""
     if job.connections:
-        await warm_pool(session, job.endpoint, job.connections)
+        await warm_pool(pool, job.endpoint, job.connections)
 
 
 async def run_phase(
-    session: aiohttp.ClientSession, prepared: Prepared, outcome: Outcome, zero: float, start: float
+    pool: Pool, prepared: Prepared, outcome: Outcome, zero: float, start: float
 ) -> None:
     """Sends the job and fills `outcome` as answers come, so that it holds what was measured also when cancelled.
 
     `zero` and `start` on `clock`. An exception other than cancellation is a defect of the load generator.
     """
-    state = _State(session, prepared.job, outcome, zero, start)
+    state = _State(pool, prepared.job, outcome, zero, start)
     ticker = asyncio.create_task(_tick(outcome.lags_s))
     cpu, wall = time.thread_time(), clock()
     try:
@@ -104,8 +103,8 @@ async def run_phase(
 class _State:
     """What the clients of one phase share."""
 
-    def __init__(self, session, job: Job, outcome: Outcome, zero: float, start: float):
-        self.session, self.job, self.outcome, self.zero, self.start = session, job, outcome, zero, start
+    def __init__(self, pool, job: Job, outcome: Outcome, zero: float, start: float):
+        self.pool, self.job, self.outcome, self.zero, self.start = pool, job, outcome, zero, start
         self.unreachable = 0
 
     def record(self, row: dict[str, Any]) -> None:
@@ -118,7 +117,7 @@ class _State:
             self.outcome.rows.append(self._not_sent(request, scheduled))
             return
         await send(
-            self.session,
+            self.pool,
             self.job.endpoint,
             request,
             zero=self.zero,

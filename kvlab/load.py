@@ -14,10 +14,11 @@ from tqdm.auto import tqdm
 
 from kvlab import workload
 from kvlab.certificate import Evidence, certify, plateau
-from kvlab.client import Endpoint, clock, open_session, probe, warm_pool
+from kvlab.client import Endpoint, clock, probe, warm_pool
 from kvlab.config import LoadConfig
 from kvlab.driver import Job, Outcome, open_pool, run_phase, serialise
 from kvlab.errors import ConfigError, KvlabError, LoadError
+from kvlab.http1 import Pool
 from kvlab.load_worker import Worker, loop_factory, transport
 from kvlab.records import REQUEST_COLUMNS
 from kvlab.scrape import Poller, sample_frame
@@ -149,19 +150,19 @@ class _Run:
         if self.interrupted:
             return
         try:
-            async with open_session(new_connection=self.load.new_connection) as session:
-                self.fields = await probe(session, self.endpoint, self.nonce, self.load.timeout_s)
-                self.fake = await warm_pool(session, self.endpoint, 1)
-                await self._watched(session)
+            async with Pool(reuse=not self.load.new_connection) as pool:
+                self.fields = await probe(pool, self.endpoint, self.nonce, self.load.timeout_s)
+                self.fake = await warm_pool(pool, self.endpoint, 1)
+                await self._watched(pool)
         except asyncio.CancelledError:
             if not self.interrupted:
                 raise
 
-    async def _watched(self, session) -> None:
+    async def _watched(self, pool: Pool) -> None:
         """The phases between a first and a last sample of the counters."""
         zero = clock()
         self.poller = Poller(self.metrics or [self.endpoint], self.load.sample_interval_s, zero)
-        team = _Team(session, self.load.processes)
+        team = _Team(pool, self.load.processes)
         try:
             await self.poller.sample()
             for phase, requests in (("warmup", self.warmup), ("measure", self.measured)):
@@ -215,17 +216,17 @@ class _Run:
 class _Team:
     """Who sends: this process, or several worker processes with a share of the clients each."""
 
-    def __init__(self, session, processes: int):
-        self.session = session
+    def __init__(self, pool: Pool, processes: int):
+        self.pool = pool
         self.workers = [Worker() for _ in range(processes)] if processes > 1 else []
 
     async def run(self, jobs: list[Job], outcomes: list[Outcome], zero: float) -> None:
         """Runs one phase to its end; `outcomes` grows by one for each job."""
         if not self.workers:
             prepared = serialise(jobs[0])
-            await open_pool(self.session, jobs[0])
+            await open_pool(self.pool, jobs[0])
             outcomes.append(Outcome())
-            await run_phase(self.session, prepared, outcomes[-1], zero, clock())
+            await run_phase(self.pool, prepared, outcomes[-1], zero, clock())
             return
         await self._each(lambda worker, job: worker.tell((job, zero)), jobs)
         await self._each(lambda worker, job: worker.hear(), jobs)

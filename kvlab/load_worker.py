@@ -15,11 +15,9 @@ import threading
 import traceback
 from typing import Any, BinaryIO
 
-import aiohttp
-
-from kvlab.client import open_session
 from kvlab.driver import Outcome, open_pool, run_phase, serialise
 from kvlab.errors import LoadError
+from kvlab.http1 import Pool
 
 
 class Worker:
@@ -68,22 +66,21 @@ def loop_factory():
 
 def transport() -> str:
     """What carries the requests, for the certificate."""
-    name = loop_factory().__module__.partition(".")[0]
-    return f"aiohttp {aiohttp.__version__} on {name}"
+    return f"kvlab.http1 on {loop_factory().__module__.partition('.')[0]}"
 
 
 async def _serve(source: BinaryIO, sink: BinaryIO) -> None:
     inbox: asyncio.Queue = asyncio.Queue()
     loop = asyncio.get_running_loop()
     threading.Thread(target=_read, args=(source, loop, inbox), daemon=True).start()
-    session = None
+    pool = None
     while True:
         job, zero = await inbox.get()
-        session = session or open_session(new_connection=job.new_connection)
+        pool = pool or Pool(reuse=not job.new_connection)
         prepared, outcome = serialise(job), Outcome()
-        await open_pool(session, job)
+        await open_pool(pool, job)
         _write(sink, "ready")
-        await run_phase(session, prepared, outcome, zero, await inbox.get())
+        await run_phase(pool, prepared, outcome, zero, await inbox.get())
         _write(sink, outcome)
 
 

@@ -19,6 +19,7 @@ MIN_VOCAB = 64
 NONCE_BITS, ROLE_BITS, INDEX_BITS = 64, 2, 24
 HEAD_BITS = NONCE_BITS + ROLE_BITS + INDEX_BITS
 ROLES = {"warmup": 0, "measure": 1, "prefix": 2, "probe": 3}
+WARM_TOKENS = 8
 CONTENT, ORDER, SCHEDULE = 1, 2, 3  # independent random streams of one seed
 
 
@@ -44,10 +45,13 @@ def plan(load: LoadConfig, vocab: tuple[int, int], nonce: int) -> tuple[list[Req
     measured prompts. shared_prefix: `prefixes` prefixes in independent random order, uniform or Zipf; kind is
     prefix_first where this plan has not sent the prefix before (warm-up included), else prefix_again. With at least as
     many warm-up requests as prefixes the warm-up sends each prefix once before it draws at random; with fewer
-    it touches no prefix at all.
+    it touches no prefix at all. insertion: request 0 decodes all the time (kind decode: decode_input_tokens,
+    output_tokens); the others (kind insert: input_tokens, one output token) start at multiples of 1 / rate_per_s.
     """
     _check(load, vocab, nonce)
-    if load.workload == "unique":
+    if load.workload == "insertion":
+        warmup, measured = _insertion(load, vocab, nonce)
+    elif load.workload == "unique":
         warmup = _unique(load, vocab, nonce, "warmup", load.warmup_requests)
         measured = _unique(load, vocab, nonce, "measure", load.requests)
     else:
@@ -99,6 +103,15 @@ def _unique(load: LoadConfig, vocab: tuple[int, int], nonce: int, role: str, cou
         Request(i, head(vocab, nonce, role, i) + rng.integers(*vocab, tail).tolist(), load.output_tokens)
         for i in range(count)
     ]
+
+
+def _insertion(load: LoadConfig, vocab: tuple[int, int], nonce: int) -> tuple[list[Request], list[Request]]:
+    """The warm-up ends with some decode steps, so that both kinds of steps have run before."""
+    warm = load.model_copy(update={"output_tokens": min(load.output_tokens, WARM_TOKENS)})
+    long = _unique(load, vocab, nonce, "measure", load.requests)
+    measured = [replace(request, output_tokens=1, kind="insert") for request in long]
+    measured[0] = Request(0, long[0].prompt[: load.decode_input_tokens], load.output_tokens, "decode")
+    return _unique(warm, vocab, nonce, "warmup", load.warmup_requests), measured
 
 
 def _shared(load: LoadConfig, vocab: tuple[int, int], nonce: int) -> tuple[list[Request], list[Request]]:
@@ -167,7 +180,7 @@ def _check(load: LoadConfig, vocab: tuple[int, int], nonce: int) -> None:
         raise ConfigError(f"The nonce {nonce} is not in [0, 2**{NONCE_BITS}).", next_step="use secrets.randbits(48)")
     if max(load.requests, load.warmup_requests, load.prefixes) > 2**INDEX_BITS:
         raise ConfigError(f"A load holds at most {2**INDEX_BITS} requests.", next_step="split it into several runs")
-    field = "prefix_tokens" if load.workload == "shared_prefix" else "input_tokens"
+    field = {"shared_prefix": "prefix_tokens", "insertion": "decode_input_tokens"}.get(load.workload, "input_tokens")
     tokens, needed = getattr(load, field), head_length(vocab)
     if tokens < needed:
         raise ConfigError(

@@ -3,12 +3,12 @@ import socket
 import time
 
 import pytest
-from aiohttp.resolver import ThreadedResolver
 
 from kvlab import answer, client
-from kvlab.client import Endpoint, clock, open_session, probe, send
+from kvlab.client import Endpoint, clock, probe, send
 from kvlab.errors import LoadError
 from kvlab.fake_server import Behaviour, FakeServer
+from kvlab.http1 import Pool
 from kvlab.records import REQUEST_COLUMNS
 from kvlab.workload import Request
 
@@ -26,7 +26,7 @@ def one(fake, request=REQUEST, *, behaviour=None, endpoint=None, times=1, sessio
 
     async def go():
         where, limits = endpoint or fake.endpoint, {"timeout_s": 5} | arguments
-        async with open_session(**(session or {})) as opened:
+        async with Pool(**(session or {})) as opened:
             for _ in range(times):
                 row = await send(opened, where, request, zero=zero, **limits)
         return row
@@ -134,44 +134,36 @@ def test_a_connection_that_breaks_before_the_answer_is_a_row():
 
         server = await asyncio.start_server(slam, "127.0.0.1", 0)
         endpoint = Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m")
-        async with server, open_session() as session:
-            return await send(session, endpoint, REQUEST, zero=clock(), timeout_s=5)
+        async with server, Pool() as pool:
+            return await send(pool, endpoint, REQUEST, zero=clock(), timeout_s=5)
 
     row = asyncio.run(go())
     assert not row["ok"] and "broke before an answer" in row["error"] and row["start_s"] is not None
 
 
-def test_there_is_no_connection_limit_and_no_total_timeout():  # pitfall 7, pitfall 8
-    async def go():
-        async with open_session() as session:
-            return session.connector.limit, session.connector.limit_per_host, session.timeout.total
-
-    assert asyncio.run(go()) == (0, 0, None)
-
-
-class SlowResolver(ThreadedResolver):
-    """Stands for anything slow between asking for a connection and having it."""
-
-    async def resolve(self, host, port=0, family=socket.AF_INET):
-        await asyncio.sleep(0.3)
-        return await super().resolve("127.0.0.1", port, socket.AF_INET)
-
-
 def test_connecting_is_not_part_of_ttft(fake):  # pitfall 9
     endpoint = Endpoint(f"http://slow.test:{fake.port}", "fake")
 
-    async def go():
-        async with open_session(resolver=SlowResolver()) as session:
-            return [await send(session, endpoint, REQUEST, zero=clock(), timeout_s=5) for _ in range(2)]
+    async def slow(host, port, **_):
+        """Stands for anything slow between asking for a connection and having it."""
+        await asyncio.sleep(0.3)
+        return await resolve("127.0.0.1", port)
 
+    async def go():
+        nonlocal resolve
+        resolve, asyncio.get_running_loop().getaddrinfo = asyncio.get_running_loop().getaddrinfo, slow
+        async with Pool() as pool:
+            return [await send(pool, endpoint, REQUEST, zero=clock(), timeout_s=5) for _ in range(2)]
+
+    resolve = None
     cold, warm = asyncio.run(go())
     assert cold["ok"] and cold["connect_s"] >= 0.3 and cold["ttft_s"] < 0.2 and cold["start_s"] >= 0.3
     assert cold["wait_s"] < 0.1
-    assert warm["ok"] and warm["connect_s"] == 0.0  # pitfall 9
+    assert warm["ok"] and warm["connect_s"] == 0.0
 
 
 def test_a_connection_for_each_request_where_asked(fake):
-    row = one(fake, times=4, session={"new_connection": True})
+    row = one(fake, times=4, session={"reuse": False})
     assert row["ok"] and row["connect_s"] > 0 and len(fake.connections) == 4
     fake.connections.clear()
     one(fake, times=4)
@@ -180,9 +172,9 @@ def test_a_connection_for_each_request_where_asked(fake):
 
 def test_the_pool_is_warm_before_the_first_request(fake):  # pitfall 9
     async def go():
-        async with open_session() as session:
-            assert await client.warm_pool(session, fake.endpoint, 8) is True
-            sent = (send(session, fake.endpoint, REQUEST, zero=clock(), timeout_s=5) for _ in range(8))
+        async with Pool() as pool:
+            assert await client.warm_pool(pool, fake.endpoint, 8) is True
+            sent = (send(pool, fake.endpoint, REQUEST, zero=clock(), timeout_s=5) for _ in range(8))
             return await asyncio.gather(*sent)
 
     assert [row["connect_s"] for row in asyncio.run(go())] == [0.0] * 8
@@ -204,8 +196,8 @@ def test_a_cancelled_request_leaves_a_row(fake):
     rows = []
 
     async def go():
-        async with open_session() as session:
-            sent = send(session, fake.endpoint, REQUEST, zero=clock(), timeout_s=9, record=rows.append)
+        async with Pool() as pool:
+            sent = send(pool, fake.endpoint, REQUEST, zero=clock(), timeout_s=9, record=rows.append)
             task = asyncio.create_task(sent)
             await asyncio.sleep(0.2)
             task.cancel()
@@ -219,8 +211,8 @@ def test_a_cancelled_request_leaves_a_row(fake):
 
 def probed(endpoint):
     async def go():
-        async with open_session() as session:
-            return await probe(session, endpoint, 1, 5.0)
+        async with Pool() as pool:
+            return await probe(pool, endpoint, 1, 5.0)
 
     return asyncio.run(go())
 
