@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from kvlab.errors import ConfigError
 
+# A cell that leaves such a field at its default keeps the key that it had before the field existed.
+ADDED_LATER = {"server": ("caches",), "load": ("text", "decode_input_tokens")}
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -77,8 +79,10 @@ class LoadConfig(Strict):
             raise ValueError("a shared prefix must be longer than 0 and shorter than input_tokens")
         if self.workload == "perplexity" and (self.arrival, self.concurrency, self.output_tokens) != ("closed", 1, 1):
             raise ValueError("perplexity windows are sent one by one, in a closed loop with output_tokens = 1")
+        if self.workload == "insertion" and self.decode_input_tokens > self.input_tokens:
+            raise ValueError("decode_input_tokens may not be larger than input_tokens")
         if self.workload == "insertion" and (self.arrival != "constant" or self.requests < 2):
-            raise ValueError("an insertion is a decoding request and then others: constant arrival, at least 2 requests")
+            raise ValueError("an insertion is one decoding request, then others: constant arrival, requests >= 2")
         if self.text is not None and self.workload != "perplexity":
             raise ValueError("text has a meaning for the workload perplexity only")
         return self
@@ -114,7 +118,9 @@ def build(model: type[Strict], values: dict[str, Any], where: str) -> Any:
 def key(cell: Cell) -> str:
     """12 hex digits that name the configuration of a cell; equal configurations have equal keys."""
     values = cell.model_dump(mode="json", exclude={"name"})
-    if values["load"]["text"] is None:
-        del values["load"]["text"]  # a load without it keeps the key that it had before the field existed
+    for part, names in ADDED_LATER.items():
+        for name in names:
+            if type(getattr(cell, part)).model_fields[name].default == values[part][name]:
+                del values[part][name]
     text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

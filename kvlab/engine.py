@@ -24,6 +24,7 @@ COMMON_ENV = {
     "VLLM_SERVER_DEV_MODE": "1",  # offers /reset_prefix_cache
     "SPT_NOENV": "1",  # process titles leave the environment readable, by which servers are found
     "PYTHONUNBUFFERED": "1",
+    "NO_COLOR": "1",  # a notebook's kernel asks for colours, and the log could not be read
 }
 CPU_ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
 # Multicast over NVLink fails to initialise in many containers, and then the start hangs.

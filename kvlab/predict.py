@@ -257,6 +257,19 @@ class PrefillModel(NamedTuple):
         return tokens / (self.ttft_s(tokens) - self.fixed_s)
 
 
+def chunk_costs_s(model: PrefillModel, chunk_tokens: int, input_tokens: int, decoding: int = 1) -> list[float]:
+    """Seconds of prefill in each step of a long input, with attention: pieces of the `chunk_tokens` of a step.
+
+    Each request that decodes beside it takes one token of every step. The step itself (`fixed_s`) is not in it; later
+    pieces attend to more tokens, so that of equal pieces the last one takes longest.
+    """
+    room = chunk_tokens - decoding
+    if room < 1:
+        raise ConfigError(f"{decoding} decoding requests leave no room for prefill in steps of {chunk_tokens} tokens")
+    cuts = [*range(0, input_tokens, room), input_tokens]
+    return [model.ttft_s(end - start, start) - model.fixed_s for start, end in zip(cuts, cuts[1:], strict=False)]
+
+
 def prefill_model(points: list[tuple[int, float | None]]) -> PrefillModel | None:
     """Fitted to (prompt tokens, TTFT in seconds) of requests sent alone, none of them cached; null below three lengths.
 

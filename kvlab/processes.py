@@ -103,6 +103,12 @@ def _alive(identity: str) -> bool:
     return False
 
 
+def memory_of(server_id: str) -> dict[str, int]:
+    """Main memory of one server's processes in bytes, `pss`: shared pages counted once; and how many processes."""
+    tree = members(server_id)
+    return {"pss_bytes": sum(map(_memory_bytes, tree)), "processes": len(tree)}
+
+
 def _memory_bytes(process: psutil.Process) -> int:
     with contextlib.suppress(*GONE):
         full = process.memory_full_info()

@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from kvlab import control, engine, model_files, ports, processes
+from kvlab import caches, control, engine, gpu_memory, model_files, ports, processes
 from kvlab.config import ServerConfig
 from kvlab.control import GUESSED_VOCAB, Capacity
 from kvlab.errors import ServerDied, ServerError
 from kvlab.existing import AttachedServer, attach
 from kvlab.failures import server_died
-from kvlab.gpu_memory import GpuMemory
 from kvlab.leash import GRACE_S
 from kvlab.startup_log import StartupReport, last_lines, parse_startup, phase_of
 
@@ -69,6 +68,12 @@ def _default_progress() -> Callable[[str, float], None]:
     return show
 
 
+def _durations(began_s: dict[str, float], end_s: float) -> dict[str, float]:
+    """Seconds of each phase, from when each began to the next; together they are `end_s`."""
+    ends = [*list(began_s.values())[1:], end_s]
+    return {name: round(end - began, 3) for (name, began), end in zip(began_s.items(), ends, strict=True)}
+
+
 def _runs(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -103,6 +108,8 @@ class VllmServer:
         self._leash: subprocess.Popen | None = None
         self._owner = os.getpid()
         self._ready = False
+        self._gpu_memory: gpu_memory.GpuMemory | None = None
+        self._cache_files: int | None = None
 
     def __enter__(self) -> VllmServer:
         return self if self._leash is not None else self.start()
@@ -120,7 +127,9 @@ class VllmServer:
         ports.refuse_busy(self.port)
         self.argv = [*engine.to_argv(self.config, self._model_path, self.port), *extra]
         env = engine.environment(self.config, local_model=model_files.is_local(self._model_path))
-        self._gpu_memory = GpuMemory() if self.config.engine == "cuda" else None
+        env |= caches.environment(self.config) | self.config.env
+        self._gpu_memory = gpu_memory.GpuMemory() if self.config.engine == "cuda" else None
+        self._cache_files = caches.prepare(self.config)
         try:
             self._launch(env)
             self._wait_until_ready()
@@ -160,13 +169,15 @@ class VllmServer:
         deadline = self._began + self.ready_timeout_s
         phase, read_to, told, probed = "imports", 0, -1.0, 0.0
         answer_began: float | None = None
-        self._imports_s: float | None = None  # the log has no time stamp before the imports are over
+        self._began_s: dict[str, float] = {"imports": 0.0}  # phase -> when it was seen to begin
         while True:
             elapsed = time.monotonic() - self._began
             if self._leash.poll() is not None:
                 raise server_died(f"during its start-up, after {elapsed:.0f} s", self._leash.returncode, self.log_path)
-            new_phase, read_to = self._read_phase(read_to)
-            self._imports_s = elapsed if new_phase and self._imports_s is None else self._imports_s
+            names, read_to = self._read_phases(read_to)
+            for name in names:
+                self._began_s.setdefault(name, elapsed)
+            new_phase = names[-1] if names else None
             if (new_phase or phase) != phase or elapsed - told >= 1:
                 phase, told = new_phase or phase, elapsed
                 self._on_phase(phase, elapsed)
@@ -179,14 +190,14 @@ class VllmServer:
             time.sleep(POLL_S)
         self._take_stock(time.monotonic() - answer_began)
 
-    def _read_phase(self, offset: int) -> tuple[str | None, int]:
-        """The last phase that the log's new lines begin, and how far it has been read."""
+    def _read_phases(self, offset: int) -> tuple[list[str], int]:
+        """The phases that the log's new lines begin, and how far it has been read."""
         with self.log_path.open("rb") as file:
             file.seek(offset)
             text = file.read()
         whole = text.rfind(b"\n") + 1
         names = [phase_of(line) for line in text[:whole].decode(errors="replace").splitlines()]
-        return next(filter(None, reversed(names)), None), offset + whole
+        return [name for name in names if name], offset + whole
 
     def _listens(self) -> bool:
         # Whoever answers on the port must be ours: a foreign server may serve a model of the same name.
@@ -214,9 +225,12 @@ class VllmServer:
     def _take_stock(self, first_answer_s: float) -> None:
         self.ready_s = time.monotonic() - self._began
         report = parse_startup(self._log_text())
-        own = {"imports": self._imports_s, "first answer": first_answer_s, "ready": self.ready_s}
-        own = {name: round(seconds, 3) for name, seconds in own.items() if seconds is not None}
-        self.startup = replace(report, phases=report.phases | own)
+        timeline = _durations(self._began_s, self.ready_s)
+        own = {"first answer": first_answer_s, "ready": self.ready_s}
+        if len(timeline) > 1:  # the log has no time stamp before the imports are over
+            own["imports"] = timeline["imports"]
+        own = {name: round(seconds, 3) for name, seconds in own.items()}
+        self.startup = replace(report, phases=report.phases | own, timeline=timeline)
         self.version = control.version(self.endpoint) or self.startup.version
         self.capacity = control.read_capacity(self.endpoint, self.startup)
         self._ready = True
@@ -273,7 +287,14 @@ class VllmServer:
             "ready_s": self.ready_s,
             "capacity": asdict(self.capacity),
             "startup": asdict(self.startup),
+            "memory": processes.memory_of(self.id) | {"gpu_bytes": self._gpu_bytes()},
+            "cache_files_at_start": self._cache_files,
         }
+
+    def _gpu_bytes(self) -> int | None:
+        """GPU memory in use beyond what was in use before the start."""
+        now = gpu_memory.used_bytes() if self._gpu_memory is not None else None
+        return None if now is None or self._gpu_memory.before is None else max(0, now - self._gpu_memory.before)
 
     def stop(self) -> None:
         """End the whole tree and verify it. Safe to call twice, half-started, or from a forked child (does nothing)."""

@@ -53,6 +53,16 @@ KV_GIB = (
     r"reserved ([\d.]+) GiB memory for KV Cache",
     r"(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache",
 )
+# What a start without a pinned pool found in use, by part. Releases from 0.27 on give weights and non-torch as one.
+MEMORY_GIB = {
+    "weights": r"([\d.]+) GiB for weights?,|Model loading took ([\d.]+) GiB",
+    "weights_and_non_torch": r"([\d.]+) GiB for consumed memory",
+    "peak_activation": r"([\d.]+) GiB for peak activation",
+    "non_torch": r"([\d.]+) GiB for non-torch memory",
+    "graphs": r"([\d.]+) GiB for CUDAGraph memory|Graph capturing finished in [\d.]+ secs, took ([\d.]+) GiB",
+    "requested": r"Desired GPU memory utilization is \([\d.]+, ([\d.]+) GiB\)",
+    "free_at_start": r"Free memory on device \(([\d.]+)/|Initial free memory ([\d.]+) GiB",
+}
 SCALES = r"scaling factor|q_scale|k_scale|v_scale|per-token-head scales"
 
 ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception)(?::\s.*)?$|^\s*Value error, |^\S+: error: ")
@@ -61,6 +71,7 @@ GENERIC = re.compile(
     r"|WorkerProc (?:initialization )?failed|Executor failed|CancelledError|ValidationError: \d+ validation error"
 )
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 NOISE = re.compile(r"nanobind| - leaked | - \.\.\. skipped remainder|resource_tracker|^\s*warnings\.warn\(")
 
 
@@ -68,7 +79,9 @@ NOISE = re.compile(r"nanobind| - leaked | - \.\.\. skipped remainder|resource_tr
 class StartupReport:
     """One start. Null where the log does not say it; `phases` in seconds.
 
-    "engine init" spans the phases from "compile" to "warm-up": it is not one more of them.
+    "engine init" spans the phases from "compile" to "warm-up": it is not one more of them. `timeline`: the phases as
+    the starting program saw them begin, to 0.1 s; one after another they add up to the whole start.
+    `memory_gib`: parts of the GPU's memory by MEMORY_GIB; empty on a CPU, and mostly where the pool is pinned.
     `capacity_tokens` is the log's own number: whole requests of the maximum length, the reserved null block included.
     `kv_gib` is rounded to 0.01 GiB by vLLM.
     """
@@ -87,6 +100,8 @@ class StartupReport:
     warnings: tuple[str, ...] = ()
     engine_pids: tuple[int, ...] = ()
     phases: dict[str, float] = field(default_factory=dict)
+    timeline: dict[str, float] = field(default_factory=dict)
+    memory_gib: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,8 +116,13 @@ class Line:
 
 
 def read_lines(text: str) -> list[Line]:
-    """The lines of a log; progress bars, which rewrite their line, count as several."""
-    return [_line(raw) for raw in re.split(r"[\r\n]+", text)]
+    """The lines of a log without colours; progress bars, which rewrite their line, count as several."""
+    return [_line(raw) for raw in re.split(r"[\r\n]+", plain(text))]
+
+
+def plain(text: str) -> str:
+    """The text without terminal colours: a notebook's kernel asks every child for them, terminal or not."""
+    return COLOUR.sub("", text)
 
 
 def _line(raw: str) -> Line:
@@ -136,6 +156,7 @@ def parse_startup(text: str) -> StartupReport:
         warnings=_messages(lines, lambda line: line.level == "WARNING"),
         engine_pids=tuple(dict.fromkeys(line.pid for line in lines if _is_engine(line))),
         phases=_phases(lines),
+        memory_gib={name: gib for name, p in MEMORY_GIB.items() if (gib := _first_float((p,), body)) is not None},
     )
 
 
@@ -187,7 +208,7 @@ def root_cause(text: str) -> str | None:
 
 def last_lines(text: str, count: int = 8) -> list[str]:
     """The last lines that say something."""
-    return [line for line in re.split(r"[\r\n]+", text) if line.strip() and not NOISE.search(line)][-count:]
+    return [line for line in re.split(r"[\r\n]+", plain(text)) if line.strip() and not NOISE.search(line)][-count:]
 
 
 def _is_engine(line: Line) -> bool:

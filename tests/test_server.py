@@ -76,6 +76,10 @@ def test_start_read_and_stop(tmp_path, stand_in):
         assert (capacity.metric_blocks, capacity.metric_block_size, capacity.metric_tokens) == (100, 16, 1600)
         assert capacity.log_tokens == capacity.tokens == 1600 and "1,600 tokens" in capacity.log_line
         assert {"imports", "first answer", "ready"} <= running.startup.phases.keys()
+        timeline = running.startup.timeline
+        assert list(timeline)[0] == "imports" and len(timeline) > 2
+        assert sum(timeline.values()) == pytest.approx(running.ready_s, abs=0.01)
+        assert running.describe()["memory"]["pss_bytes"] > 2**20
         assert psutil.Process(running.pid).cmdline()[1] == str(CHILD)
         assert running.endpoint.model == "kvlab" and str(running.port) in running.endpoint.base_url
         running.check_alive()

@@ -99,6 +99,41 @@ def test_engine_processes_are_named():
     assert parse_startup(log("cpu-0.31-cold")).engine_pids == (4657, 4774)
 
 
+def test_colours_do_not_hide_the_log():
+    off = "\x1b[0m"
+    text = "\n".join(
+        f"\x1b[0;36m(EngineCore pid=7){off} \x1b[32mINFO{off} \x1b[90m11-29 17:06:{second}{off} [a.py:1]{off} {message}"
+        for second, message in [(36, "Using max model len 4096"), (47, "Initializing a V1 LLM engine (v0.31.0) with")]
+    )
+    report = parse_startup(text)
+    assert report.phases == {"engine imports": 11.0}
+    assert report.engine_pids == (7,)
+    assert last_lines(text)[0].startswith("(EngineCore pid=7) INFO")
+    assert root_cause(text + f"\n\x1b[31mValueError: no room{off}") == "ValueError: no room"
+
+
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [
+        (log("gpu-0.26-cold"), {"weights": 3.22, "peak_activation": 0.64, "non_torch": 0.22, "graphs": 0.53}),
+        (
+            "Free memory on device (139.29/139.8 GiB) on startup. Desired GPU memory utilization is (0.1, 13.98 GiB). "
+            "Actual usage is 3.44 GiB for consumed memory (weights + non-torch), 0.64 GiB for peak activation, and "
+            "0.53 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with",
+            {"weights_and_non_torch": 3.44, "peak_activation": 0.64, "graphs": 0.53, "requested": 13.98},
+        ),
+    ],
+)
+def test_memory_is_read_in_the_words_of_two_releases(text, memory):  # pitfall 19
+    found = parse_startup(text).memory_gib
+    assert found.items() >= memory.items()
+    assert found["free_at_start"] == 139.29
+
+
+def test_a_cpu_start_states_no_gpu_memory():
+    assert parse_startup(log("cpu-0.31-eager")).memory_gib == {}
+
+
 def test_an_empty_log_is_nulls():
     report = parse_startup("")
     assert (report.capacity_tokens, report.version, report.phases, report.warnings) == (None, None, {}, ())
