@@ -60,6 +60,75 @@ class PrefixCache(Strict):
     cost_concurrency: int = Field(gt=0)
     cost_requests: int = Field(gt=0)
     cost_repeats: int = Field(2, gt=0)
+    cost_side_by_side: bool = False  # on and off take turns on two servers; else each repeat has a server of its own
+
+
+class KvFormat(Strict):
+    """A server whose perplexity is compared with that of the format named `base`; a base has none."""
+
+    name: str = Field(pattern=NAME)
+    set: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    base: str | None = None
+
+
+class Fp8Kv(Strict):
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    base_name: str = Field(pattern=NAME)  # what the KV cache holds without the flag, such as bf16
+    short: Shape  # first concurrency: compared in turns; the others: for the step-time model
+    long: Shape  # first concurrency: the queue; the others: for the step-time model
+    repeats: int = Field(gt=1)
+    side_by_side: bool = False  # both servers fit into memory together and take turns
+    quality_server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    formats: tuple[KvFormat, ...] = Field(min_length=2)
+    format_repeats: int = Field(2, gt=1)
+    text: str = "heldout"  # of the embedded model, or the path of a text file
+    windows: int = Field(gt=1)
+    window_tokens: int = Field(gt=1)
+
+
+class Repeatability(Strict):
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    shape: Shape
+    repeats: int = Field(gt=2)  # on the first server
+    starts: int = Field(gt=1)  # servers, the first one included; each later one measures once
+    half_width: float = Field(0.01, gt=0)  # relative: the precision for which the repeats are counted
+
+
+class LoadPoint(Strict):
+    """One closed loop: its requests, its clients, and how many requests they send."""
+
+    input_tokens: int = Field(gt=0)
+    output_tokens: int = Field(gt=0)
+    concurrency: int = Field(gt=0)
+    requests: int = Field(gt=0)
+
+
+class Preemption(Strict):
+    """`fit` gives the step time, at low concurrency; the first of the `points` is drawn over time.
+
+    The pair is two equal requests that fill the pool of `pair_server`, so that the first one evicts the second one.
+    """
+
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    fit: Shape
+    points: tuple[LoadPoint, ...] = Field(min_length=1)
+    repeats: int = Field(1, gt=0)
+    pair_server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    pair_output_tokens: int = Field(gt=0)
+    pair_repeats: int = Field(3, gt=0)
+    map_input_tokens: tuple[int, ...] = Field(min_length=2)
+    map_output_tokens: tuple[int, ...] = Field(min_length=1)
+    map_concurrency: tuple[int, ...] = Field(min_length=2)
+    map_rounds: int = Field(2, gt=0)
+    measure_map: bool = False  # false: the map is computed, and only the points are measured
+
+
+class MaxNumSeqs(Strict):
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    fit: Shape
+    load: LoadPoint
+    caps: tuple[int, ...] = Field(min_length=2)  # below, at and above the requests that fit
+    repeats: int = Field(1, gt=0)
 
 
 class Profile(Strict):
@@ -71,6 +140,10 @@ class Profile(Strict):
     kv_capacity: KvCapacity
     load: Load
     prefix_cache: PrefixCache
+    preemption: Preemption | None = None
+    max_num_seqs: MaxNumSeqs | None = None
+    fp8_kv: Fp8Kv | None = None
+    repeatability: Repeatability | None = None
 
     def server_with(self, changes: dict) -> ServerConfig:
         """The profile's server with some fields changed; an unknown field is a ConfigError."""
