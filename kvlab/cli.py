@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from kvlab.errors import ConfigError, KvlabError
+from kvlab.errors import ConfigError, KvlabError, NotebookError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,10 +79,19 @@ def measure(
     mode: Mode = "auto",
     base_url: BaseUrl = "",
     param: Param = [],  # noqa: B006  typer wants a list
+    together: Annotated[
+        bool,
+        typer.Option(
+            help="start the servers of all sections side by side; their loads take turns (a GPU's start takes minutes)"
+        ),
+    ] = False,
 ) -> None:
     """Measure sections, resuming what is there; executed notebooks land in _build/notebooks."""
     with errors_explained():
-        _run(sections, profile, machine, mode, base_url, param)
+        if together:
+            _run_together(sections, profile, machine, mode, base_url, param)
+        else:
+            _run(sections, profile, machine, mode, base_url, param)
 
 
 @app.command()
@@ -137,6 +148,26 @@ def _everywhere(profile: str, lab) -> str:
     return lab.profile.name if profile == "auto" or profile in built_in() else str(Path(profile).expanduser().resolve())
 
 
+def _run_together(sections, profile, machine, mode, base_url, param) -> None:
+    """A process a section, all at once; they take turns at measuring. Raises NotebookError naming those that failed."""
+    from kvlab import quiet, run
+
+    names = [run.notebook_of(section).stem[3:] for section in sections]
+    options = ["--profile", profile, "--mode", mode, *(f"--param={text}" for text in param)]
+    options += ["--machine", machine] if machine else []
+    options += ["--base-url", base_url] if base_url else []
+    command = [sys.executable, "-m", "kvlab.cli", "measure"]
+    environment = os.environ | {quiet.TURNS: "1"}
+    started = {name: subprocess.Popen([*command, name, *options], env=environment) for name in names}
+    failed = [name for name, process in started.items() if process.wait() != 0]
+    if failed:
+        raise NotebookError(
+            f"{len(failed)} of {len(names)} sections failed: {', '.join(failed)}.",
+            cause="each one's own message stands above",
+            next_step="the same command resumes; without --together they run one after another",
+        )
+
+
 def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = False):
     """Executes the notebooks; returns the machine, seconds a section, and failures a section (only with `go_on`)."""
     from kvlab import measure, run, store
@@ -169,3 +200,7 @@ def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = Fal
             failures[section] = str(error)
             typer.echo(f"  {section:<16} failed")
     return lab.machine, timings, failures
+
+
+if __name__ == "__main__":
+    app()

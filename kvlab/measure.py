@@ -12,6 +12,7 @@ import json
 import secrets
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,6 +125,9 @@ class Lab:
         return results
 
     def _measure_all(self, todo: list[Cell]) -> None:
+        if self._quiet.turns and not self.base_url:
+            self._side_by_side = True
+            self._start_together([cell.server for cell in todo if not cell.fresh])
         with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:
             for cell in todo:
                 self._measure_cell(cell, bar)
@@ -171,9 +175,10 @@ class Lab:
         server = self._serve(cell, bar)
         bar.set_postfix_str(cell.name)
         nonce = secrets.randbits(48)
-        began, utc = time.monotonic(), _now()
         try:
-            result = send(server.endpoint, cell.load, nonce)
+            with self._quiet.measuring():
+                began, utc = time.monotonic(), _now()
+                result = send(server.endpoint, cell.load, nonce)
         except KvlabError:
             server.check_alive()  # a dead server is the better explanation
             raise
@@ -191,7 +196,8 @@ class Lab:
         if result.interrupted:
             raise KeyboardInterrupt
         if cell.fresh:
-            self._stop_server()
+            self._server.stop()
+            self._server = self._server_config = None
 
     def _serve(self, cell: Cell, bar) -> Any:
         from kvlab import server
@@ -206,16 +212,33 @@ class Lab:
             self._server = server.VllmServer(
                 cell.server, log_dir=self._logs, on_phase=lambda phase, s: bar.set_postfix_str(f"{phase}, {s:.0f} s")
             )
-            self._server.start()
+            with self._quiet.starting():
+                self._server.start()
         return self._server
+
+    def _start_together(self, configs: list[ServerConfig]) -> None:
+        """Starts every server that is not up yet at once, where notebooks take turns; an idle one disturbs nobody.
+
+        One that cannot start is left to its own cell, which tries again alone and tells why.
+        """
+        from kvlab import server
+
+        up = {*self._aside, *([self._server_config.model_dump_json()] if self._server is not None else [])}
+        wanted = {config.model_dump_json(): config for config in configs}
+        self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
+        new = {name: server.VllmServer(c, log_dir=self._logs) for name, c in wanted.items() if name not in up}
+        with self._quiet.starting(), ThreadPoolExecutor(max_workers=max(1, len(new))) as pool:
+            starts = {name: pool.submit(one.start) for name, one in new.items()}
+        self._aside |= {name: new[name] for name, start in starts.items() if start.exception() is None}
 
     def _turn(self, cell: Cell) -> Any:
         """The server that waits for this cell, or None; the one in use steps aside, or all end."""
-        if cell.fresh or not self._side_by_side:
+        waiting = None if cell.fresh else self._aside.pop(cell.server.model_dump_json(), None)
+        if not self._side_by_side or (cell.fresh and not self._quiet.turns):
             self._stop_server()
         elif self._server is not None:
             self._aside[self._server_config.model_dump_json()] = self._server
-        return self._aside.pop(cell.server.model_dump_json(), None)
+        return waiting
 
     def _save(self, cell, server, result, nonce, utc, duration_s, problems) -> None:
         block_size = server.capacity.metric_block_size or cell.server.block_size
