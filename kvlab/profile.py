@@ -131,6 +131,49 @@ class MaxNumSeqs(Strict):
     repeats: int = Field(1, gt=0)
 
 
+class Insertion(Strict):
+    """Long inputs of one length, beside one decoding request."""
+
+    input_tokens: int = Field(gt=0)
+    chunks: tuple[int, ...] = Field(min_length=1)  # max_num_batched_tokens; the first of all measures the prefill speed
+    output_tokens: int = Field(gt=1)  # of the decoding request: long enough to outlast the insertions
+    every_s: float = Field(gt=0)  # start of the first insertion, and from one to the next
+    inserts: int = Field(3, gt=0)
+    repeats: int = Field(1, gt=0)
+
+
+class ChunkedPrefill(Strict):
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    inputs: tuple[Insertion, ...] = Field(min_length=1)
+
+
+class GraphModel(Strict):
+    """One model size; `geometry` names it in claims, and its layers scale the launch time of a step."""
+
+    geometry: str
+    set: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+
+class CudaGraphs(Strict):
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    models: tuple[GraphModel, ...] = Field(min_length=1)  # the smallest first: it gives the launch time
+    concurrency: tuple[int, ...] = Field(min_length=1)  # the lowest first
+    input_tokens: int = Field(gt=0)
+    output_tokens: int = Field(gt=0)
+    rounds: int = Field(2, gt=0)
+    min_requests: int = Field(4, gt=0)
+    repeats: int = Field(1, gt=0)  # each on a server of its own, the two arms in turn
+
+
+class Startup(Strict):
+    servers: tuple[Variant, ...] = Field(min_length=1)
+    starts: int = Field(2, gt=1)  # the first with empty caches, the others with what it left
+    unpinned: bool = False  # leave the size of the KV pool to the engine
+    input_tokens: int = Field(gt=0)
+    output_tokens: int = Field(gt=0)
+    requests: int = Field(4, gt=1)  # sent one by one after the start: the first shows what is compiled even then
+
+
 class Profile(Strict):
     name: str = Field(pattern=NAME)
     title: str
@@ -140,6 +183,9 @@ class Profile(Strict):
     kv_capacity: KvCapacity
     load: Load
     prefix_cache: PrefixCache
+    chunked_prefill: ChunkedPrefill | None = None
+    cuda_graphs: CudaGraphs | None = None
+    startup: Startup | None = None
     preemption: Preemption | None = None
     max_num_seqs: MaxNumSeqs | None = None
     fp8_kv: Fp8Kv | None = None
