@@ -22,7 +22,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from kvlab import claims as claims_module
-from kvlab import config, display, geometry, profile, provenance, quiet, stats, store
+from kvlab import config, display, geometry, model_files, profile, provenance, quiet, stats, store
 from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
@@ -178,7 +178,7 @@ class Lab:
         try:
             with self._quiet.measuring():
                 began, utc = time.monotonic(), _now()
-                result = send(server.endpoint, cell.load, nonce)
+                result = send(server.endpoint, cell, nonce)
         except KvlabError:
             server.check_alive()  # a dead server is the better explanation
             raise
@@ -289,13 +289,13 @@ class Lab:
         return display.show(claims)
 
 
-def send(endpoint, load: config.LoadConfig, nonce: int):
+def send(endpoint, cell: Cell, nonce: int):
     """The result of a load, of whatever kind it is."""
-    from kvlab import load as loads  # not needed, and slow to import, in a replay
-    from kvlab import perplexity
+    from kvlab import load, perplexity  # not needed, and slow to import, in a replay
 
-    windows = load.workload == "perplexity"
-    return perplexity.run_windows(endpoint, load) if windows else loads.run_load(endpoint, load, nonce=nonce)
+    if cell.load.workload == "perplexity":
+        return perplexity.run_windows(endpoint, cell.load, weights=model_files.fingerprint(cell.server))
+    return load.run_load(endpoint, cell.load, nonce=nonce, progress=True)
 
 
 def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mode: str = "auto", base_url: str = ""):

@@ -16,6 +16,7 @@ TINY = Path(__file__).parent / "tiny"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 DUMMY = ("--load-format", "dummy")
+HASHED_BYTES = 2**30
 
 # Small enough for two cores, big enough that prefill, decode and the KV pool shape what is measured.
 TINY_CONFIG: dict[str, Any] = {
@@ -56,6 +57,22 @@ def resolve_model(config: ServerConfig) -> tuple[str, tuple[str, ...]]:
 def is_local(model_path: str) -> bool:
     """Whether vLLM can load it without asking the hub."""
     return Path(model_path).is_dir()
+
+
+def fingerprint(config: ServerConfig) -> str | None:
+    """12 hex digits of the weights of a local model: equal ones give equal answers. Null for the hub and dummy weights.
+
+    Beyond HASHED_BYTES names and sizes stand for the content.
+    """
+    folder, extra = resolve_model(config)
+    if config.load_format == "dummy" or extra == DUMMY or not is_local(folder):
+        return None
+    files = sorted(file for pattern in WEIGHT_FILES for file in Path(folder).glob(pattern))
+    digest, whole = hashlib.sha256(), sum(file.stat().st_size for file in files) <= HASHED_BYTES
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size}".encode())
+        digest.update(file.read_bytes() if whole else b"")
+    return digest.hexdigest()[:12]
 
 
 def _check_folder(folder: Path, name: str) -> None:

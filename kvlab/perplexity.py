@@ -90,8 +90,12 @@ def windows(tokens: Sequence[int], count: int, length: int) -> list[list[int]]:
 # -- through the server -------------------------------------------------------------------------------------------
 
 
-def run_windows(endpoint: Endpoint, load: LoadConfig, *, progress: bool = True) -> WindowsResult:
+def run_windows(
+    endpoint: Endpoint, load: LoadConfig, *, weights: str | None = None, progress: bool = True
+) -> WindowsResult:
     """Sends the windows of a load of kind "perplexity" one by one; `requests` of `input_tokens` tokens each.
+
+    `weights` names the model's weights, where that is known: runs with others are no pair.
 
     A window that fails is a row with its reason and has no number; Ctrl-C keeps what was measured. Raises LoadError
     where the server cannot tokenize, ConfigError where the text is too short.
@@ -113,6 +117,7 @@ def run_windows(endpoint: Endpoint, load: LoadConfig, *, progress: bool = True) 
         "window_tokens": [load.input_tokens - 1] * len(sums),
         "window_nll_sum": sums,
         "text_tokens": len(tokens),
+        "weights": weights,
         "windows_sha256": hashlib.sha256(np.asarray(parts, dtype=np.int64).tobytes()).hexdigest(),
     }
     return WindowsResult(
@@ -193,16 +198,17 @@ def perplexity(summary: dict[str, Any] | None) -> Estimate | None:
 def change(base: dict[str, Any] | None, other: dict[str, Any] | None) -> Estimate | None:
     """Relative change of the perplexity, exp(mean NLL difference) - 1, from the same windows in both arms.
 
-    The interval is the t interval of the paired differences. Raises LoadError where the windows are not the same.
+    The interval is the t interval of the paired differences. Raises LoadError where windows or weights differ.
     """
     a, b = mean_nll(base), mean_nll(other)
     if not a or not b:
         return None
-    if base["windows_sha256"] != other["windows_sha256"] or len(a) != len(b):
+    unlike = [name for name in ("windows_sha256", "weights") if base.get(name) != other.get(name)]
+    if unlike or len(a) != len(b):
         raise LoadError(
-            "The two arms did not get the same windows, so that their difference says nothing.",
-            cause="another text, tokenizer, number or length of windows",
-            next_step="measure both arms again with one setting",
+            "The two arms did not get the same windows and weights, so that their difference says nothing.",
+            cause="another text, tokenizer, number or length of windows, or a model that was replaced in between",
+            next_step="measure both arms again: MODE = 'measure'",
         )
     estimate = _exp(paired_difference(a, b))
     ends = [None if end is None else end - 1 for end in (estimate.low, estimate.high)]

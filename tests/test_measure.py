@@ -91,6 +91,14 @@ def test_servers_side_by_side_take_turns_without_restarts():
     assert EVENTS.count("stop") == 3
 
 
+def test_a_waiting_server_is_taken_up_again_where_the_others_end():
+    lab = open_lab()
+    lab.measure([cell(lab, 1), cell(lab, 1, server=lab.server({"block_size": 64}))], side_by_side=True)
+    lab.measure([cell(lab, 2)])
+    assert EVENTS == ["start", "start", "stop"]
+    lab.close()
+
+
 def test_fresh_cells_are_alone_also_between_servers_side_by_side():
     lab = open_lab()
     lab.measure([cell(lab, 1), cell(lab, 2, server=lab.server({"block_size": 64}))], side_by_side=True)

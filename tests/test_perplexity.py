@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kvlab import perplexity, stats, tables
+from kvlab import model_files, perplexity, stats, tables
 from kvlab.client import Endpoint
 from kvlab.config import Cell, LoadConfig, ServerConfig, key
 from kvlab.errors import ConfigError, LoadError
@@ -129,6 +129,21 @@ def test_the_change_is_paired_so_that_the_difference_between_texts_cancels():  #
 def test_other_windows_are_no_pairs():
     with pytest.raises(LoadError, match="same windows"):
         perplexity.change(summary(2.0, 3.0), summary(2.0, 3.0, sha="b"))
+    with pytest.raises(LoadError, match="weights"):
+        perplexity.change(summary(2.0, 3.0), summary(2.0, 3.0) | {"weights": "other"})
+
+
+def test_the_fingerprint_follows_the_weights(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"a")
+    config = ServerConfig(model=str(tmp_path))
+    before = model_files.fingerprint(config)
+    (tmp_path / "config.json").write_text("{ }")
+    assert model_files.fingerprint(config) == before
+    (tmp_path / "model.safetensors").write_bytes(b"b")
+    assert model_files.fingerprint(config) not in (before, None)
+    assert model_files.fingerprint(config.model_copy(update={"load_format": "dummy"})) is None
+    assert model_files.fingerprint(ServerConfig(model="Qwen/Qwen3-1.7B")) is None
 
 
 BASE = summary(2.0, 3.0)
