@@ -114,7 +114,7 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
                 execution_timeout=int(timeout_s),
                 kernel_name="python3",
                 request_save_on_cell_execute=True,
-                extra_arguments=["--IPKernelApp.log_level=40"],
+                extra_arguments=["--IPKernelApp.log_level=50"],
             )
     except PapermillExecutionError as error:
         if error.ename == "KeyboardInterrupt":

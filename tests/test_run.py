@@ -1,0 +1,211 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from notebooks_for_tests import COMMON, notebook, outputs, printed
+
+from kvlab import run
+from kvlab.errors import ConfigError, NotebookError
+from kvlab.fake_server import FakeServer
+
+ROOT = Path(run.__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+# -- parameters ---------------------------------------------------------------------------------------------------
+
+
+def leaves_a_mark(tmp_path):
+    return notebook(tmp_path / "nb.ipynb", f"open({str(tmp_path / 'started')!r}, 'w').close()")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"XX": 1}, "no parameter 'XX'"),
+        ({"x": 1}, "no parameter 'x'"),
+        ({"X": "1"}, "X is '1', a str; it must be a int"),
+        ({"X": 1.5}, "must be a int"),
+        ({"X": True}, "must be a int"),
+        ({"NAME": 5}, "must be a str"),
+        ({"CELLS": "[1]"}, "must be a list"),
+        ({"RATE": "fast"}, "must be a float"),
+        ({"RATE": False}, "must be a float"),
+    ],
+)
+def test_a_wrong_parameter_stops_before_anything_starts(tmp_path, given, message):  # pitfall 37
+    path = leaves_a_mark(tmp_path)
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")) as caught:
+        run.execute(path, given, tmp_path / "out.ipynb")
+    assert "Next:" in str(caught.value)
+    assert not (tmp_path / "started").exists() and not (tmp_path / "out.ipynb").exists()
+
+
+def test_good_parameters_arrive(tmp_path):
+    path = notebook(tmp_path / "nb.ipynb", "print(X, NAME, CELLS, RATE)")
+    run.execute(path, {"X": 7, "NAME": "b", "CELLS": [1, 2], "RATE": 3}, tmp_path / "out.ipynb")
+    assert "7 b [1, 2] 3" in printed(tmp_path / "out.ipynb")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("X=1", ("X", 1)),
+        ("CELLS=[1, 8]", ("CELLS", [1, 8])),
+        ("NAME=h200", ("NAME", "h200")),
+        ("NAME=a=b", ("NAME", "a=b")),
+        ("NAME=", ("NAME", "")),
+        ("ON=True", ("ON", True)),
+    ],
+)
+def test_parameters_typed_on_a_command_line(text, expected):
+    assert run.parse_parameter(text) == expected
+
+
+@pytest.mark.parametrize("text", ["X", "=1", "1X=2", "X Y=2"])
+def test_what_is_no_parameter(text):
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        run.parse_parameter(text)
+
+
+# -- what a run does with failures --------------------------------------------------------------------------------
+
+
+def test_a_killed_kernel_is_an_error_within_seconds(tmp_path):  # pitfall 39
+    path = notebook(tmp_path / "nb.ipynb", "print('before')", "import os; os.kill(os.getpid(), 9)", "print('after')")
+    began = time.monotonic()
+    with pytest.raises(NotebookError, match="its kernel died"):
+        run.execute(path, {}, tmp_path / "out.ipynb")
+    assert time.monotonic() - began < 15
+    assert "before" in printed(tmp_path / "out.ipynb") and "after" not in printed(tmp_path / "out.ipynb")
+
+
+def test_a_cell_that_never_ends_is_an_error(tmp_path):  # pitfall 39
+    path = notebook(tmp_path / "nb.ipynb", "import time; time.sleep(60)")
+    with pytest.raises(NotebookError, match="longer than 1 s"):
+        run.execute(path, {}, tmp_path / "out.ipynb", timeout_s=1)
+
+
+def test_an_explained_error_reaches_the_reader_as_it_was_written(tmp_path):
+    raises = "from kvlab.errors import ServerDied\nraise ServerDied('It died.', 'no memory', 'free some')"
+    path = notebook(tmp_path / "nb.ipynb", "1", raises, "print('after')")
+    with pytest.raises(NotebookError) as caught:
+        run.execute(path, {}, tmp_path / "out.ipynb")
+    text = str(caught.value)
+    assert text.startswith("nb.ipynb stopped in cell ") and "It died.\nLikely cause: no memory\nNext: free some" in text
+    assert "Traceback" not in text and "ServerDied" not in text and "\x1b" not in text
+    assert text.count("Next:") == 1 and "out.ipynb" in text
+    assert "after" not in printed(tmp_path / "out.ipynb")
+
+
+def test_any_other_error_is_named_by_its_kind(tmp_path):
+    path = notebook(tmp_path / "nb.ipynb", "{}['missing']")
+    with pytest.raises(NotebookError, match="KeyError: 'missing'"):
+        run.execute(path, {}, tmp_path / "out.ipynb")
+
+
+def test_ctrl_c_ends_the_kernel_and_says_so(tmp_path):  # pitfall 26
+    pid_file = tmp_path / "pid"
+    write = f"import os; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\nimport time; time.sleep(60)"
+    notebook(tmp_path / "notebooks" / "00_start_here.ipynb", write, parameters=COMMON)
+    command = [sys.executable, "-c", "from kvlab.cli import app; app()", "measure", "start_here", "--machine", "mine"]
+    # A group of its own, and SIGINT as it is by default: a runner in the background may have it ignored.
+    child = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while child.poll() is None and not (pid_file.is_file() and pid_file.read_text()):
+        time.sleep(0.1)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    _, told = child.communicate(timeout=20)
+    assert told.strip() == "Interrupted. What was measured is kept; the same command resumes."
+    assert child.returncode == 130
+    kernel = int(pid_file.read_text())
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{kernel}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{kernel}").exists()
+
+
+# -- what a notebook can rely on ----------------------------------------------------------------------------------
+
+
+def test_a_load_runs_in_a_cell_whose_event_loop_is_running(tmp_path):  # pitfall 36
+    cells = [
+        "import asyncio\nassert asyncio.get_event_loop().is_running()",
+        "from kvlab.client import Endpoint\nfrom kvlab.config import LoadConfig\nfrom kvlab import load\n"
+        "at = Endpoint(NAME, 'fake')\nsmall = LoadConfig(requests=3, input_tokens=16, output_tokens=2)",
+        "print('sync', load.run_load(at, small, nonce=1).requests['ok'].sum())",
+        "result = await load.run_load_async(at, small, nonce=2)\nprint('async', result.requests['ok'].sum())",
+    ]
+    with FakeServer() as fake:
+        path = notebook(tmp_path / "nb.ipynb", *cells)
+        run.execute(path, {"NAME": fake.endpoint.base_url}, tmp_path / "out.ipynb")
+    assert "sync 3" in printed(tmp_path / "out.ipynb") and "async 3" in printed(tmp_path / "out.ipynb")
+
+
+def test_a_figure_stays_in_the_executed_notebook(tmp_path, monkeypatch):  # pitfall 38
+    monkeypatch.setenv("MPLBACKEND", "agg")  # as continuous integration sets it
+    draw = "from kvlab import plot\nfigure, axes = plot.panels(1)\nplot.plt.close(figure)\nfigure"
+    run.execute(notebook(tmp_path / "nb.ipynb", draw), {}, tmp_path / "out.ipynb")
+    pictures = [o for o in outputs(tmp_path / "out.ipynb") if "image/png" in o.get("data", {})]
+    assert len(pictures) == 1
+    assert os.environ["MPLBACKEND"] == "agg"
+
+
+def test_relative_folders_mean_the_same_in_the_notebook(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVLAB_DATA", "mine")
+    path = notebook(tmp_path / "elsewhere" / "nb.ipynb", "from kvlab import store\nprint(store.root())")
+    run.execute(path, {}, tmp_path / "out.ipynb")
+    assert str(tmp_path / "mine") in printed(tmp_path / "out.ipynb")
+    assert os.environ["KVLAB_DATA"] == "mine"
+
+
+# -- the notebooks themselves -------------------------------------------------------------------------------------
+
+
+def test_sections_are_named_by_their_notebooks():
+    assert list(run.notebooks())[:3] == ["start_here", "kv_capacity", "load"]
+    for name in ("load", "02_load", "notebooks/02_load.ipynb"):
+        assert run.notebook_of(name).name == "02_load.ipynb"
+    with pytest.raises(ConfigError, match="kv_capacity, load"):
+        run.notebook_of("laod")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_has_the_common_shape(path):
+    cells = nbformat.read(path, as_version=4)
+    code = [cell for cell in cells.cells if cell.cell_type == "code"]
+    assert cells.metadata.kernelspec.name == "python3"
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert len([cell for cell in code if "parameters" in cell.metadata.get("tags", [])]) == 1
+    assert max(len(cell.source.splitlines()) for cell in code) <= 25
+    title, sentence = cells.cells[0].source.splitlines()[0], cells.cells[0].source
+    assert title.startswith("# ") and "**Time**" in sentence and "**Hardware**" in sentence
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_parameter_is_typed_and_explained(path):  # pitfall 37
+    declared = run.parameters(path)
+    assert {"PROFILE", "MACHINE", "MODE", "BASE_URL"} <= set(declared)
+    lines = next(
+        cell.source.splitlines()
+        for cell in nbformat.read(path, as_version=4).cells
+        if "parameters" in cell.metadata.get("tags", [])
+    )
+    assert len(declared) == len(lines)  # papermill understood each line
+    assert {entry["type"] for entry in declared.values()} <= set(run.TYPES)
+    assert all(entry["help"] for entry in declared.values())
+    assert all(line.partition("#")[0].count("=") == 1 for line in lines)
