@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -205,7 +206,7 @@ def built_in() -> list[str]:
 def load_profile(name_or_path: str) -> Profile:
     """The built-in profile of that name, or the TOML file at that path. Raises ConfigError."""
     if name_or_path in built_in():
-        where, text = f"profile {name_or_path}", (FOLDER / f"{name_or_path}.toml").read_text()
+        where, data = f"profile {name_or_path}", (FOLDER / f"{name_or_path}.toml").read_bytes()
     else:
         path = Path(name_or_path).expanduser()
         if not path.is_file():
@@ -213,12 +214,26 @@ def load_profile(name_or_path: str) -> Profile:
                 f"There is no profile {name_or_path!r}.",
                 next_step=f"use one of: auto, {', '.join(built_in())}; or the path of your own TOML file",
             )
-        where, text = str(path), path.read_text()
+        where, data = str(path), path.read_bytes()
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(data.decode())
+    except ValueError as error:
         raise ConfigError(f"{where} is not valid TOML: {error}", next_step="correct that line") from None
-    return build(Profile, values, where)
+    profile = build(Profile, values, where)
+    for changes in _server_changes(profile):
+        profile.server_with(changes)
+    return profile
+
+
+def _server_changes(part: Strict) -> Iterator[dict]:
+    """What the sections change of the server: a wrong flag is found on reading, not at the tenth start."""
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if isinstance(value, dict) and name.endswith(("set", "server")):
+            yield value
+        for inner in value if isinstance(value, tuple) else (value,):
+            if isinstance(inner, Strict):
+                yield from _server_changes(inner)
 
 
 def choose(hardware) -> str:
@@ -240,5 +255,5 @@ def check_fits(profile: Profile, hardware) -> None:
         have = f"the largest GPU here has {best:.1f} GiB" if best else "no NVIDIA GPU is visible here"
         raise ConfigError(
             f"Profile {profile.name} needs a GPU of at least {profile.min_gpu_gib:g} GiB; {have}.",
-            next_step="use --profile cpu-tiny, or a TOML file of your own with a smaller model and kv_cache_memory_bytes",
+            next_step="use --profile cpu-tiny, or your own TOML file with a smaller model and kv_cache_memory_bytes",
         )

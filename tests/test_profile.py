@@ -1,0 +1,142 @@
+import pytest
+
+from kvlab import geometry, predict
+from kvlab.errors import ConfigError
+from kvlab.profile import FOLDER, Variant, built_in, check_fits, choose, load_profile
+from kvlab.provenance import Hardware
+
+
+def hardware(*gpus):
+    found = tuple({"name": name, "memory_bytes": int(gib * 2**30)} for name, gib in gpus)
+    return Hardware(found, cores=2, memory_bytes=2**34, has_vllm=True, vllm_version="0.31.0", engine="cpu")
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A copy of the CPU profile, changed by text; returns its path."""
+
+    def write(*changes):
+        text = (FOLDER / "cpu-tiny.toml").read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new, 1)
+        path = tmp_path / "own.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_every_built_in_profile_loads_and_is_complete(name):
+    profile = load_profile(name)
+    assert profile.name == name
+    shape = geometry.load(profile.geometry)
+    for server in (profile.server, *(profile.server_with(v.set) for v in profile.kv_capacity.servers)):
+        assert server.kv_cache_memory_bytes and server.block_size and server.max_model_len  # pitfall 19, pitfall 20
+        size = predict.kv_dtype_bytes(shape, server.kv_cache_dtype, server.dtype)
+        per_token = predict.kv_bytes_per_token(shape, size)
+        blocks = predict.num_blocks(server.kv_cache_memory_bytes, per_token, server.block_size)
+        assert predict.longest_model_len(blocks, server.block_size) >= server.max_model_len  # else vLLM will not start
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_every_request_of_a_profile_fits_its_server(name):
+    profile = load_profile(name)
+    longest = max(s.tokens for s in profile.load.shapes)
+    assert longest <= profile.server_with(profile.load.server).max_model_len
+    prefix = profile.prefix_cache
+    assert prefix.prefix_tokens + prefix.tail_tokens + 1 <= profile.server_with(prefix.server).max_model_len
+    assert prefix.requests > prefix.prefixes
+    for variant in profile.kv_capacity.servers:
+        size = profile.kv_capacity.input_tokens + profile.kv_capacity.output_tokens
+        assert size <= profile.server_with(variant.set).max_model_len
+    # The step-time model needs three points below its limit, and something above it to predict.
+    low = [c for s in profile.load.shapes for c in s.concurrency if c <= profile.load.fit_up_to]
+    assert len(low) >= 3 and max(c for s in profile.load.shapes for c in s.concurrency) > profile.load.fit_up_to
+
+
+def test_an_own_file_is_read(own):
+    path = own(("rounds = 2", "rounds = 3"), ('name = "cpu-tiny"', 'name = "mine"'))
+    assert (load_profile(path).name, load_profile(path).load.shapes[0].rounds) == ("mine", 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (("rounds = 2", "runds = 2"), "load.shapes.0.runds"),
+        (("max_num_seqs = 64", 'max_num_seqs = "64"'), "server.max_num_seqs"),
+        (("max_num_seqs = 64", "max_num_seqs = 64.0"), "server.max_num_seqs"),
+        (("enforce_eager = true", "enforce_eager = 1"), "server.enforce_eager"),
+        (("burst = 20", "burst = 0"), "kv_capacity.burst"),
+        (("burst = 20\n", "\n"), "kv_capacity.burst"),
+        (("concurrency = [1, 2, 4, 8]", "concurrency = []"), "load.shapes.1.concurrency"),
+        (('engine = "cpu"', 'engine = "gpu"'), "server.engine"),
+        (("[load]", "[lode]"), "lode"),
+    ],
+)
+def test_a_wrong_field_is_named(own, change, field):
+    with pytest.raises(ConfigError) as caught:
+        load_profile(own(change))
+    text = str(caught.value)
+    assert f"  {field}: " in text and "own.toml" in text and "Next:" in text
+
+
+def test_bad_toml_names_the_line(own):
+    path = own(("[load]", "[load"))
+    with pytest.raises(ConfigError, match=r"own.toml is not valid TOML: .*line \d+"):
+        load_profile(path)
+
+
+def test_a_file_that_is_no_text_is_an_error(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_profile(str(path))
+
+
+@pytest.mark.parametrize("name", ["cpu-tyni", "", "no/such/file.toml", "."])
+def test_an_unknown_profile_lists_the_known_ones(name):
+    with pytest.raises(ConfigError) as caught:
+        load_profile(name)
+    assert all(known in str(caught.value) for known in ("auto", *built_in()))
+
+
+def test_changes_to_the_server_are_strict():
+    profile = load_profile("cpu-tiny")
+    assert profile.server_with({"block_size": 64}).block_size == 64
+    assert profile.server_with({}) == profile.server
+    for wrong in ({"blocksize": 64}, {"block_size": "64"}, {"block_size": None, "model": 3}):
+        with pytest.raises(ConfigError, match="the server of profile cpu-tiny"):
+            profile.server_with(wrong)
+
+
+def test_a_variant_with_a_wrong_flag_is_found_when_the_profile_is_read(own):
+    with pytest.raises(ConfigError, match="kv_cache_dtyp"):
+        load_profile(own(('kv_cache_dtype = "fp8"', 'kv_cache_dtyp = "fp8"')))
+    assert Variant(name="a").set == {}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ((), "cpu-tiny"),
+        ((("NVIDIA H200", 141),), "h200"),
+        ((("NVIDIA GeForce RTX 4060", 8),), "gpu-8gb"),
+        ((("NVIDIA A100-SXM4-80GB", 80),), "gpu-8gb"),
+    ],
+)
+def test_the_profile_follows_the_hardware(gpus, expected):
+    assert choose(hardware(*gpus)) == expected
+
+
+def test_a_gpu_that_is_too_small_is_refused_with_what_would_fit():
+    small = hardware(("NVIDIA GeForce GTX 1650", 4))
+    with pytest.raises(ConfigError) as caught:
+        check_fits(load_profile("gpu-8gb"), small)
+    text = str(caught.value)
+    assert "at least 7 GiB" in text and "4.0 GiB" in text and "--profile cpu-tiny" in text
+    with pytest.raises(ConfigError, match="no NVIDIA GPU is visible"):
+        check_fits(load_profile("h200"), hardware())
+    check_fits(load_profile("gpu-8gb"), hardware(("small", 4), ("NVIDIA RTX 4090", 24)))
+    check_fits(load_profile("cpu-tiny"), hardware())
