@@ -91,13 +91,14 @@ class Lab:
 
     # -- measure ------------------------------------------------------------------------------------------------
 
-    def measure(self, cells: list[Cell], *, side_by_side: bool = False) -> list[Result]:
+    def measure(self, cells: list[Cell], *, side_by_side: bool = False, skip_refused: bool = False) -> list[Result]:
         """One result a cell, in order. Runs that are stored are replayed; the rest is measured unless mode is replay.
 
         A cell whose load fails is stored as not valid and the next one goes on; a server that cannot start or dies
         raises, with everything measured before it kept. After an exception no server is left running.
         `side_by_side`: the servers of all configurations stay up, so that the arms of a comparison take turns without
         restarts; an idle server costs memory only. A cell that asks for a fresh one is alone nevertheless.
+        `skip_refused`: a server that does not start or dies is a failed result with its reason, and not the end.
         """
         _check_unique(cells)
         self._side_by_side = side_by_side
@@ -106,31 +107,24 @@ class Lab:
             _make_way_for(self)
             self._quiet = self._quiet or quiet.take_machine()
             try:
-                self._measure_all(todo)
+                self._measure_all(todo, skip_refused)
             except BaseException:
                 self.close()
                 raise
         return [self._result(cell) for cell in cells]
 
-    def try_each(self, cells: list[Cell], **options) -> list[Result]:
-        """`measure`, where a server that cannot start is a failed result with its reason and not the end."""
-        results = []
-        for cell in cells:
-            try:
-                results += self.measure([cell], **options)
-            except ServerError as error:
-                manifest = self._about(cell, _now()) | refusal(error)
-                store.save_run(self.machine, self.section, manifest, *EMPTY)
-                results.append(self._result(cell))
-        return results
-
-    def _measure_all(self, todo: list[Cell]) -> None:
+    def _measure_all(self, todo: list[Cell], skip_refused: bool) -> None:
         if self._quiet.turns and not self.base_url:
             self._side_by_side = True
             self._start_together([cell.server for cell in todo if not cell.fresh])
         with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:
             for cell in todo:
-                self._measure_cell(cell, bar)
+                try:
+                    self._measure_cell(cell, bar)
+                except ServerError:
+                    if not skip_refused:
+                        raise
+                    self._end_current()
                 bar.update()
 
     def _must_measure(self, cell: Cell) -> bool:
@@ -172,7 +166,12 @@ class Lab:
         return config.key(self._as_served(cell))
 
     def _measure_cell(self, cell: Cell, bar) -> None:
-        server = self._serve(cell, bar)
+        try:
+            server = self._serve(cell, bar)
+        except ServerError as error:
+            manifest = self._about(cell, _now()) | refusal(error)
+            store.save_run(self.machine, self.section, manifest, *EMPTY)
+            raise
         bar.set_postfix_str(cell.name)
         nonce = secrets.randbits(48)
         try:
@@ -196,8 +195,7 @@ class Lab:
         if result.interrupted:
             raise KeyboardInterrupt
         if cell.fresh:
-            self._server.stop()
-            self._server = self._server_config = None
+            self._end_current()
 
     def _serve(self, cell: Cell, bar) -> Any:
         from kvlab import server
@@ -273,12 +271,16 @@ class Lab:
             self._quiet.close()
             self._quiet = None
 
+    def _end_current(self) -> None:
+        server, self._server, self._server_config = self._server, None, None
+        if hasattr(server, "stop"):
+            server.stop()
+
     def _stop_server(self) -> None:
-        servers, self._server, self._server_config = [self._server, *self._aside.values()], None, None
+        self._end_current()
+        for server in self._aside.values():
+            server.stop()
         self._aside = {}
-        for server in servers:
-            if hasattr(server, "stop"):
-                server.stop()
 
     # -- claims -------------------------------------------------------------------------------------------------
 
