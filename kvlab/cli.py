@@ -137,8 +137,11 @@ def stop(
     from kvlab import processes
 
     with errors_explained():
-        for server in processes.stop_servers(ids or None):
+        ended = processes.stop_servers(ids or None)
+        for server in ended:
             typer.echo(f"stopped {processes.describe(server)}")
+        if not ended:
+            typer.echo("No server started by kvlab is running.")
 
 
 def _everywhere(profile: str, lab) -> str:

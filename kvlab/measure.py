@@ -12,7 +12,7 @@ import json
 import secrets
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +37,7 @@ from kvlab.results import running_while_waiting as running_while_waiting
 
 MODES = ("auto", "measure", "replay")
 PUBLISHED = "article"
+BORROWED = {"cpu": "cpu-tiny", "cuda": "gpu-8gb"}  # whose grid stands in where a profile has none
 EXISTING = "existing server"  # in place of the model's name, where somebody else started the server
 
 
@@ -53,6 +54,7 @@ class Lab:
     _aside: dict[str, Any] = field(default_factory=dict)  # servers that wait for their next turn
     _quiet: Any = None  # the lock file while this laboratory measures
     _logs: Path | None = None
+    _no_grid: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -66,6 +68,14 @@ class Lab:
     def server(self, changes: dict | None = None) -> ServerConfig:
         """The profile's server with some fields changed."""
         return self.profile.server_with(changes or {})
+
+    def section_grid(self) -> Any:
+        """The profile's grid of this section; a profile without one borrows one to compute with, and measures nothing."""
+        grid = getattr(self.profile, self.section)
+        if grid is None:
+            self._no_grid = f"the profile {self.profile.name} has no [{self.section}]"
+            grid = getattr(profile.load_profile(BORROWED[self.profile.server.engine]), self.section)
+        return grid
 
     # -- predict ------------------------------------------------------------------------------------------------
 
@@ -148,9 +158,9 @@ class Lab:
         return Result(cell, None, f"no run is stored for this machine; measure it with: kvlab measure {self.section}")
 
     def _unreachable(self, cell: Cell) -> str | None:
-        """Why an existing server cannot show this cell; None where it can."""
-        if not self.base_url:
-            return None
+        """Why this cell cannot be measured: no grid, or an existing server; None where it can."""
+        if self._no_grid or not self.base_url:
+            return self._no_grid
         if cell.fresh or cell.server != self.server():
             return "an existing server cannot be restarted with other flags"
         return None
@@ -225,8 +235,17 @@ class Lab:
         wanted = {config.model_dump_json(): config for config in configs}
         self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
         new = {name: server.VllmServer(c, log_dir=self._logs) for name, c in wanted.items() if name not in up}
-        with self._quiet.starting(), ThreadPoolExecutor(max_workers=max(1, len(new))) as pool:
-            starts = {name: pool.submit(one.start) for name, one in new.items()}
+        pool = ThreadPoolExecutor(max_workers=max(1, len(new)))
+        try:
+            with self._quiet.starting():
+                starts = {name: pool.submit(one.start) for name, one in new.items()}
+                wait(starts.values())
+        except BaseException:  # Ctrl-C, while this waits for them
+            for again in (True, False):  # once more for one that was about to be launched
+                for one in new.values():
+                    one.stop()
+                pool.shutdown(wait=again, cancel_futures=True)
+            raise
         self._aside |= {name: new[name] for name, start in starts.items() if start.exception() is None}
 
     def _turn(self, cell: Cell) -> Any:

@@ -19,6 +19,7 @@ import pandas as pd
 
 from kvlab import __version__, claims, display, plot, provenance, run, store
 from kvlab.errors import StoreError
+from kvlab.measure import EXISTING
 
 HEADLINE = 6  # claims shown before a section's full table is unfolded
 
@@ -34,17 +35,21 @@ def build(machine: str, out: Path, *, timings: dict[str, float], failures: dict[
     for name in shown:
         refuse_fake(name)
     tables = {name: claims.read(store.machine_dir(name)) for name in shown}
-    page = _environment().get_template("report.html").render(
-        version=__version__,
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        machine=machine,
-        others=others,
-        about=[about(name) for name in shown],
-        sections=[
-            section(name, path, machine, tables, timings.get(name), failures.get(name))
-            for name, path in run.notebooks().items()
-        ],
-        counts=_counts(tables[machine]),
+    page = (
+        _environment()
+        .get_template("report.html")
+        .render(
+            version=__version__,
+            made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            machine=machine,
+            others=others,
+            about=[about(name) for name in shown],
+            sections=[
+                section(name, path, machine, tables, timings.get(name), failures.get(name))
+                for name, path in run.notebooks().items()
+            ],
+            counts=_counts(tables[machine]),
+        )
     )
     store.write_text(out, page)
     return out
@@ -97,21 +102,28 @@ def about(machine: str) -> dict[str, Any]:
     if machine == "article":
         return {"machine": machine, "published": True}
     manifests = [r.manifest for r in runs]
+    own = [m for m in manifests if not _is_existing(m)]  # of the others only the client's hardware is known
     return {
         "machine": machine,
+        "published": False,
         "runs": len(runs),
-        "hardware": _one({provenance.hardware_line(m["provenance"] or {}) for m in manifests}),
-        "engine": _one({provenance.engine_line(m) for m in manifests}),
+        "hardware": _one({provenance.hardware_line(m["provenance"] or {}) for m in own}),
+        "engine": _one({provenance.engine_line(m | {"cell": None} if _is_existing(m) else m) for m in manifests}),
         "model": _one({m["cell"]["server"]["model"] for m in manifests}),
-        "weights": _one({_weights(m["cell"]["server"]) for m in manifests}),
+        "weights": _one({_weights(m["cell"]["server"]) for m in own}),
         "dates": _dates([m["created_utc"][:10] for m in manifests]),
         "kvlab": _one({m["kvlab_version"] for m in manifests}),
     }
 
 
+def _is_existing(manifest: dict[str, Any]) -> bool:
+    return manifest["cell"]["server"]["model"].startswith(EXISTING)
+
+
 def _weights(server: dict[str, Any]) -> str:
     dummy = server["load_format"] == "dummy" or server["model"].startswith("geometry:")
-    return "dummy (timing, capacity and caching do not depend on weight values; text quality does)" if dummy else "loaded"
+    note = "dummy (timing, capacity and caching do not depend on weight values; text quality does)"
+    return note if dummy else "loaded"
 
 
 def _row(row: dict[str, Any], tables: dict[str, pd.DataFrame], machine: str) -> dict[str, Any]:

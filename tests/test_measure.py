@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import fakes
 import pytest
@@ -75,6 +76,17 @@ def test_fresh_cells_get_a_server_of_their_own():  # pitfall 16
     lab.measure([cell(lab, 1), *(cell(lab, 2, repeat=r, fresh=True) for r in range(2)), cell(lab, 3)])
     lab.close()
     assert EVENTS == ["start", "stop"] * 4
+
+
+def test_a_profile_without_a_section_computes_with_a_borrowed_grid_and_measures_nothing():
+    lab = open_lab(section="fp8_kv")
+    own = lab.section_grid()
+    assert own == lab.profile.fp8_kv
+    lab.profile = lab.profile.model_copy(update={"name": "mine", "fp8_kv": None})
+    assert lab.section_grid() == own
+    (result,) = lab.measure([cell(lab)])
+    assert (result.run, result.reason) == (None, "the profile mine has no [fp8_kv]")
+    assert EVENTS == []
 
 
 def test_servers_side_by_side_take_turns_without_restarts():
@@ -417,3 +429,21 @@ def test_results_without_a_run_give_nothing_and_not_zero():
     assert measure.running_while_waiting(results[0]) is None
     assert measure.relative_difference(results, results, "ttft_p50_s") is None
     assert measure.fit_step_model(results) == (None, None)
+
+
+def test_ctrl_c_while_several_servers_start_ends_them_all(monkeypatch):  # pitfall 26
+    monkeypatch.setenv(quiet.TURNS, "1")
+    start = fakes.FakeVllm.start
+
+    def slow_start(self):
+        start(self)
+        if len(EVENTS) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.0)
+        return self
+
+    monkeypatch.setattr(fakes.FakeVllm, "start", slow_start)
+    lab = open_lab()
+    with pytest.raises(KeyboardInterrupt):
+        lab.measure([cell(lab, 1), cell(lab, 2, server=lab.server({"kv_cache_dtype": "fp8"}))])
+    assert sorted(EVENTS) == ["start", "start", "stop", "stop"]
