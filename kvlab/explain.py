@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from IPython.display import Markdown, display
 
@@ -92,19 +92,45 @@ def honest(results: Iterable[Result]) -> str | None:
     return f"{len({run for run, _ in marked})} of {len(runs)} runs are marked by their certificate, such as {listed}."
 
 
-def difference(claims: Iterable[Claim], prefix: str) -> str | None:
-    """Whether an interval of a relative difference excludes zero."""
-    sentences = []
-    for c in claims:
-        if c.quantity.startswith(prefix) and c.measured is not None:
-            what = c.quantity.removeprefix(prefix)
-            if c.ci_low is None or c.ci_high is None:
-                sentences.append(f"{what}: {c.measured:+.1%}, too few repeats for an interval")
-            elif c.ci_low <= 0 <= c.ci_high:
-                sentences.append(f"{what}: {c.measured:+.1%} with {c.ci_low:+.1%} to {c.ci_high:+.1%}, no difference can be told")
-            else:
-                sentences.append(f"{what}: {c.measured:+.1%} with {c.ci_low:+.1%} to {c.ci_high:+.1%}, a real difference")
+def difference(claims: Iterable[Claim], prefix: str, floors: Mapping[str, float | None] | None = None) -> str | None:
+    """Whether an interval of a relative difference excludes zero.
+
+    `floors`: the noise floor of a quantity (what follows the prefix): a difference below it may come from the start of
+    the two servers, however often both were measured.
+    """
+    found = [c for c in claims if c.quantity.startswith(prefix) and c.measured is not None]
+    sentences = [_difference(c, c.quantity.removeprefix(prefix), floors or {}) for c in found]
     return "; ".join(sentences) + "." if sentences else None
+
+
+def _difference(c: Claim, what: str, floors: Mapping[str, float | None]) -> str:
+    if c.ci_low is None or c.ci_high is None:
+        return f"{what}: {c.measured:+.1%}, too few repeats for an interval"
+    said, floor = f"{what}: {c.measured:+.1%} with {c.ci_low:+.1%} to {c.ci_high:+.1%}", floors.get(what)
+    if c.ci_low <= 0 <= c.ci_high:
+        return f"{said}, no difference can be told"
+    if floor is not None and abs(c.measured) < floor:
+        return f"{said}, but below the noise floor of {floor:.1%} between two starts of one configuration"
+    return f"{said}, a real difference"
+
+
+def two_models(plain: Iterable[Claim], refined: Iterable[Claim], first: str, second: str) -> str | None:
+    """How far a plain formula is off, and how far one with more in it: the range and the largest residual of both."""
+    sides = [[c.residual for c in side if c.residual is not None] for side in (plain, refined)]
+    if not all(sides):
+        return None
+    (low, high), (low2, high2) = ((min(side), max(side)) for side in sides)
+    return f"With {first} the predictions are off by {low:+.0%} to {high:+.0%}; with {second} by {low2:+.0%} to {high2:+.0%}."
+
+
+def change(claims: Iterable[Claim], quantity: str, what: str) -> str | None:
+    """Relative changes of one quantity, condition by condition, with what was computed."""
+    found = [c for c in claims if c.quantity == quantity and c.measured is not None]
+    if not found:
+        return None
+    parts = [f"{c.measured:+.1%}" + (f" (computed {c.computed:+.1%})" if c.computed is not None else "") for c in found]
+    listed = "; ".join(f"{part} at {c.conditions}" for part, c in zip(parts, found, strict=True))
+    return f"Change of the {what}: {listed}."
 
 
 def not_measured(claims: Iterable[Claim]) -> str | None:

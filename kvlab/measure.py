@@ -34,6 +34,7 @@ from kvlab.results import frame as frame
 from kvlab.results import relative_difference as relative_difference
 from kvlab.results import rows as rows
 from kvlab.results import running_while_waiting as running_while_waiting
+from kvlab.results import turns as turns
 
 MODES = ("auto", "measure", "replay")
 PUBLISHED = "article"

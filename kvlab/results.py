@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,15 @@ def across(results: list[Result], name: str) -> stats.Estimate | None:
     if len(found) <= 1:
         return found[0].estimate(name) if found else None
     return stats.mean_interval([result.value(name) for result in found])
+
+
+def turns(arms: Iterable[str], repeats: int) -> list[tuple[str, int]]:
+    """(arm, repeat) in the order of measuring: every arm once a turn, the order reversed in every other turn.
+
+    What drifts with time meets all arms alike.
+    """
+    names = list(arms)
+    return [(arm, r) for r in range(repeats) for arm in (names if r % 2 == 0 else names[::-1])]
 
 
 def running_while_waiting(result: Result) -> float | None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from kvlab import claims, noise, store
+from kvlab import claims, explain, measure, noise, store
 from kvlab.errors import KvlabError
 
 
@@ -76,3 +76,19 @@ def test_the_floor_of_a_machine_is_the_largest_over_loads_and_falls_with_pairs(t
 
 def test_the_floor_uses_the_t_of_the_known_repeats():
     assert noise.floor(0.01, 5) == pytest.approx(scipy_stats.t.ppf(0.975, 4) * math.sqrt(2) * 0.01)
+
+
+def test_a_difference_below_the_noise_floor_is_not_called_real():
+    def say(value, low, high, **floors):
+        c = claims.claim("x", "changes_ttft_p50_s", "c=8", measured=value, ci=(low, high), computed=0, unit="ratio")
+        return explain.difference([c], "changes_", floors)
+
+    assert "a real difference" in say(0.05, 0.04, 0.06)
+    assert "a real difference" in say(0.05, 0.04, 0.06, ttft_p50_s=0.03)
+    assert "below the noise floor of 8.0%" in say(-0.05, -0.06, -0.04, ttft_p50_s=0.08)
+    assert "no difference can be told" in say(0.05, -0.01, 0.11, ttft_p50_s=0.01)
+
+
+def test_the_arms_take_turns_and_the_first_one_changes():
+    order = measure.turns({"on": 1, "off": 2}, 3)
+    assert order == [("on", 0), ("off", 0), ("off", 1), ("on", 1), ("on", 2), ("off", 2)]
