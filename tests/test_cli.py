@@ -1,0 +1,197 @@
+import json
+
+import pytest
+from notebooks_for_tests import COMMON, notebook, printed
+from typer.testing import CliRunner
+
+from kvlab import profile
+from kvlab.cli import app
+
+PARAMETERS = COMMON + "\nCLIENTS: list = []  # a list"
+
+
+@pytest.fixture(autouse=True)
+def project(monkeypatch, tmp_path):
+    """An own project with two notebooks that show what they were given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVLAB_DATA", "data")
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
+    show = (
+        "print(PROFILE, MACHINE, MODE, CLIENTS)\nfrom kvlab import profile\nprint(profile.load_profile(PROFILE).title)"
+    )
+    for name in ("00_start_here", "01_one", "02_two"):
+        notebook(tmp_path / "notebooks" / f"{name}.ipynb", show, parameters=PARAMETERS)
+    return tmp_path
+
+
+def call(*words):
+    """Exit code, standard output and standard error of the command."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def started(project):
+    return (project / "_build").exists()
+
+
+# -- looking and computing ----------------------------------------------------------------------------------------
+
+
+def test_check_says_what_is_here_and_what_would_be_measured():
+    code, told, _ = call("check", "--profile", "cpu-tiny")
+    assert code == 0
+    assert all(word in told for word in ("hardware", "engine", "profile   cpu-tiny", "machine", "one", "two"))
+    assert "No stored run of this profile says how long" in told and "0.0 minutes" not in told
+
+
+def test_check_says_when_the_profile_does_not_fit_this_machine(monkeypatch):
+    monkeypatch.setattr("kvlab.provenance.gpus", lambda: [])
+    code, told, _ = call("check", "--profile", "h200")
+    assert code == 0 and "needs a GPU of at least 16 GiB; no NVIDIA GPU is visible" in told
+
+
+def test_a_model_is_computed_to_the_block():
+    code, told, _ = call("predict", "Qwen3-1.7B", "--kv-bytes", 2**30)
+    assert code == 0
+    numbers = {line[:44].strip(): line[44:].strip() for line in told.splitlines()}
+    assert numbers["KV bytes per token"] == "114,688"
+    assert numbers["blocks, one of them reserved"] == "585 of 16 tokens"
+    assert numbers["capacity"] == "9,344 tokens"
+
+
+def test_a_config_file_and_fp8_are_computed(project):
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 2, "head_dim": 64}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256, "vocab_size": 1000}
+    config |= {"max_position_embeddings": 4096, "torch_dtype": "bfloat16"}
+    (project / "config.json").write_text(json.dumps(config))
+    assert "1,024" in call("predict", "config.json")[1]
+    assert "  512" in call("predict", "config.json", "--kv-dtype-bytes", 1)[1]
+
+
+def test_without_a_model_the_known_ones_are_listed():  # pitfall 21
+    code, told, _ = call("predict")
+    lines = {line.split()[0]: line for line in told.splitlines()}
+    assert code == 0 and "114,688" in lines["Qwen3-1.7B"]
+    assert "does not apply" in lines["DeepSeek-V3"] and "latent" in lines["DeepSeek-V3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["Qwen3-1.7"], "Qwen3-1.7B"),
+        (["DeepSeek-V3"], "does not apply"),  # pitfall 21
+        (["no/such/config.json"], "no/such/config.json"),
+        (["Qwen3-1.7B", "--kv-bytes", "0"], "0 bytes"),
+        (["Qwen3-1.7B", "--kv-bytes", "nan"], "nan bytes"),
+        (["Qwen3-1.7B", "--tensor-parallel", "3"], "tensor parallel 3"),
+    ],
+)
+def test_what_cannot_be_computed_is_one_error(words, message):
+    code, told, error = call("predict", *words)
+    assert code == 2 and told == "" and message in error
+    assert "Traceback" not in error and "Next:" in error
+
+
+@pytest.mark.parametrize("option", ["--block-size", "--input-tokens", "--output-tokens", "--tensor-parallel"])
+def test_sizes_below_one_are_refused(option):
+    assert call("predict", "Qwen3-1.7B", option, "0")[0] == 2
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["on"], "start_here, one, two"),
+        (["one", "--param", "CLEINTS=[1]"], "CLIENTS"),  # pitfall 37
+        (["one", "--param", "CLIENTS=8"], "must be a list"),  # pitfall 37
+        (["one", "--param", "CLIENTS"], "NAME=VALUE"),
+        (["one", "--param", "MODE=replay"], "--mode"),
+        (["one", "--param", "BASE_URL=x"], "--base-url"),
+        (["one", "--profile", "cpu-tyni"], "cpu-tiny"),
+        (["one", "--mode", "reply"], "auto, measure, replay"),
+        (["one", "--machine", "My Machine"], "lower-case"),
+        (["one", "--machine", "article"], "published"),
+    ],
+)
+def test_wrong_words_stop_before_anything_starts(project, words, message):
+    code, told, error = call("measure", *words)
+    assert code == 2 and message in error and "Traceback" not in error
+    assert not started(project) and "one " not in told
+
+
+def test_a_wrong_parameter_of_the_second_section_stops_before_the_first(project):  # pitfall 37
+    notebook(project / "notebooks" / "02_two.ipynb", "1", parameters=COMMON)
+    assert call("measure", "one", "two", "--machine", "mine", "-p", "CLIENTS=[1]")[0] == 2
+    assert not started(project)
+
+
+def test_parameters_and_options_reach_the_notebook(project):
+    own = (profile.FOLDER / "cpu-tiny.toml").read_text().replace('title = "', 'title = "my own ')
+    (project / "own.toml").write_text(own)
+    words = ["--profile", "own.toml", "--machine", "mine", "-p", "CLIENTS=[1, 8]"]
+    code, told, error = call("measure", "one", *words)
+    assert (code, error) == (0, "")
+    shown = printed(project / "_build" / "notebooks" / "01_one.ipynb")
+    assert "mine auto [1, 8]" in shown and "my own" in shown  # a relative path is found from the notebooks' folder too
+    assert "machine mine" in told and "  one" in told
+
+
+def test_a_failing_notebook_is_one_error_and_ends_the_command(project):
+    notebook(project / "notebooks" / "01_one.ipynb", "1 / 0", parameters=PARAMETERS)
+    code, told, error = call("measure", "one", "two", "--machine", "mine")
+    assert code == 1 and "ZeroDivisionError: division by zero" in error and "Traceback" not in error
+    assert not (project / "_build" / "notebooks" / "02_two.ipynb").exists()
+
+
+def test_a_report_goes_on_after_a_failing_notebook_and_says_so(project):
+    notebook(project / "notebooks" / "01_one.ipynb", "1 / 0", parameters=PARAMETERS)
+    code, told, error = call("report", "--machine", "mine", "--profile", "cpu-tiny")
+    assert code == 1 and "one failed" in error and "ZeroDivisionError" in error
+    page = (project / "_build" / "report.html").read_text()
+    assert "This notebook did not finish" in page
+    assert (project / "_build" / "report.html").as_uri() in told.replace("\n", "")
+    assert [line.split()[0] for line in told.splitlines() if line.startswith("  ")] == [
+        "start_here",
+        "one",
+        "two",
+        "report",
+    ]
+
+
+def test_a_replay_without_any_data_says_so(project):
+    code, _, error = call("report", "--mode", "replay")
+    assert code == 1 and "No runs are stored" in error and "Next:" in error
+
+
+def test_outside_of_a_project_nothing_is_guessed(project, monkeypatch):
+    monkeypatch.setattr("kvlab.run.notebooks", dict)
+    code, _, error = call("report", "--machine", "mine")
+    assert code == 2 and "No notebooks were found" in error
+
+
+def test_data_of_a_newer_layout_is_refused(project):
+    folder = project / "data" / "mine" / "load" / "run"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"schema_version": 999}))
+    code, _, error = call("measure", "one", "--machine", "mine")
+    assert code == 1 and "newer kvlab" in error and "git pull" in error and not started(project)
+
+
+# -- servers ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_runs_and_nothing_is_stopped(monkeypatch):
+    monkeypatch.setattr("kvlab.processes.list_servers", list)
+    assert call("ps") == (0, "No server started by kvlab is running.\n", "")
+    assert call("stop") == (0, "No server started by kvlab is running.\n", "")
+    code, _, error = call("stop", "8000-abc")
+    assert code == 1 and "8000-abc" in error and "kvlab ps" in error
+
+
+def test_the_command_lists_its_commands():
+    code, told, _ = call("--help")
+    assert code == 0 and all(name in told for name in ("check", "predict", "measure", "report", "ps", "stop"))
