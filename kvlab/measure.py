@@ -71,7 +71,7 @@ class Lab:
         return self.profile.server_with(changes or {})
 
     def section_grid(self) -> Any:
-        """The profile's grid of this section; a profile without one borrows one to compute with, and measures nothing."""
+        """The profile's grid of this section; a profile without one borrows one and measures nothing."""
         grid = getattr(self.profile, self.section)
         if grid is None:
             self._no_grid = f"the profile {self.profile.name} has no [{self.section}]"
