@@ -19,7 +19,8 @@ def others(lab) -> list[str]:
 def points(machine: str, section: str, quantity: str, x: str, **where) -> pd.DataFrame:
     """x, computed, measured, ci_low, ci_high of the claims of that quantity, sorted by the condition `x`.
 
-    `where` keeps claims whose conditions hold these values; a condition that a claim does not state does not match.
+    `where` keeps claims whose conditions hold these values; a condition that a claim does not state does not match,
+    and where `x` is not a number there is no point.
     """
     table = _section(machine, section)
     wanted = {key: str(value) for key, value in where.items()}
@@ -27,10 +28,11 @@ def points(machine: str, section: str, quantity: str, x: str, **where) -> pd.Dat
     for row in table[table["quantity"] == quantity].to_dict("records"):
         stated = claims.parse_conditions(_text(row["conditions"]))
         if x in stated and all(stated.get(key) == value for key, value in wanted.items()):
-            rows.append({"x": _number(stated[x])} | {name: row[name] for name in NUMBERS} | {"conditions": row["conditions"]})
+            numbers = {name: row[name] for name in NUMBERS}
+            rows.append({"x": _number(stated[x])} | numbers | {"conditions": row["conditions"]})
     found = pd.DataFrame(rows, columns=["x", *NUMBERS, "conditions"])
-    numbers = {name: "float64" for name in ("x", *NUMBERS)}
-    return found.astype(object).where(found.notna(), float("nan")).astype(numbers).sort_values("x").reset_index(drop=True)
+    found = found.astype(object).where(found.notna(), float("nan")).astype(dict.fromkeys(("x", *NUMBERS), "float64"))
+    return found.dropna(subset="x").sort_values("x", ignore_index=True)
 
 
 def value(machine: str, section: str, quantity: str, column: str = "measured", **where) -> float | None:

@@ -139,4 +139,5 @@ def not_measured(claims: Iterable[Claim]) -> str | None:
     if not missing:
         return None
     reasons = sorted({c.reason or "no reason given" for c in missing})
-    return f"{len(missing)} claims are not measured: {'; '.join(reasons)}."
+    count = "1 claim is" if len(missing) == 1 else f"{len(missing)} claims are"
+    return f"{count} not measured: {'; '.join(reasons)}."

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -148,7 +149,7 @@ def _empty(axis: Axes) -> bool:
 
 
 def _missing(value) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value)) or value != value
+    return bool(pd.isna(value))
 
 
 def plain_log_x(axis: Axes) -> None:
@@ -190,7 +191,8 @@ def machine_points(axis: Axes, x, y, machine: str, *, own: str):
     marker = MARKERS.get(machine, "o")
     mfc = "white" if machine == "article" else color
     width = 2.2 if machine == own else 1.2
-    return axis.plot(list(x), list(y), marker=marker, mfc=mfc, color=color, lw=width, label=machine, zorder=5 if machine == own else 3)
+    zorder = 5 if machine == own else 3
+    return axis.plot(list(x), list(y), marker=marker, mfc=mfc, color=color, lw=width, label=machine, zorder=zorder)
 
 
 def hit_and_miss(axis: Axes, y: float, miss: float, hit: float) -> None:
@@ -199,7 +201,8 @@ def hit_and_miss(axis: Axes, y: float, miss: float, hit: float) -> None:
     axis.plot([hit, miss], [y, y], color="#bbbbbb", lw=2, zorder=2)
     axis.plot([miss], [y], "o", color=MISS, zorder=3, label="miss" if first else None)
     axis.plot([hit], [y], "o", color=HIT, zorder=3, label="hit" if first else None)
-    axis.annotate(f"{miss / hit:.1f}×", (math.sqrt(hit * miss), y), xytext=(0, 6), textcoords="offset points", ha="center")
+    middle = math.sqrt(hit * miss)
+    axis.annotate(f"{miss / hit:.1f}×", (middle, y), xytext=(0, 6), textcoords="offset points", ha="center")
 
 
 def shared_legend(figure: Figure, axis: Axes) -> None:

@@ -1,0 +1,104 @@
+import pytest
+
+from kvlab import explain
+from kvlab.claims import claim
+from kvlab.config import Cell, LoadConfig, ServerConfig
+from kvlab.results import Result
+
+
+def said(quantity, conditions="", **values):
+    return claim("load", quantity, conditions, unit="s", **values)
+
+
+def test_predictions_that_hold_are_counted_and_the_others_named():
+    claims = [
+        said("blocks", computed=10, measured=10),
+        said("blocks", {"server": "b"}, computed=10, measured=11),
+        said("ttft_s", {"c": 1}, computed=1.0, measured=1.1),
+        said("ttft_s", {"c": 2}, computed=1.0, measured=1.4),
+        said("ttft_s", {"c": 3}, computed=1.0, measured=1.4, ci=(0.9, 1.9)),  # the interval holds the prediction
+        said("ttft_s", {"c": 4}, computed=1.0),
+        said("ttft_s", {"c": 5}, measured=1.0),
+    ]
+    text = explain.residuals(claims, exact=("blocks",), tolerance=0.15)
+    assert text.startswith("3 of 5 predictions hold (counts exactly and the rest within 15%).")
+    assert text.endswith("Outside: ttft_s at c=2: +40%; blocks at server=b: +10%.")
+
+
+def test_exact_quantities_are_exact_to_the_last_digit():
+    claims = [said("hits", computed=0, measured=1), said("other_s", computed=1, measured=9)]
+    text = explain.residuals(claims, exact=("hits",))
+    assert text == "0 of 1 predictions hold (counts exactly). Outside: hits at : 1 instead of 0."
+
+
+def test_only_the_worst_eight_are_listed():
+    claims = [said("ttft_s", {"c": c}, computed=1.0, measured=1.0 + c) for c in range(1, 12)]
+    text = explain.residuals(claims, tolerance=0.1)
+    assert "c=11: +1100%" in text and "c=4: +400%" in text and "c=3:" not in text and "and 3 more" in text
+
+
+def test_nothing_to_compare_is_said():
+    assert "nothing was measured" in explain.residuals([said("ttft_s", computed=1.0)], tolerance=0.1)
+    assert "nothing was measured" in explain.residuals([], exact=("hits",))
+
+
+def test_the_unused_rest_of_the_pool_is_explained_where_there_is_one():
+    assert explain.rounding([said("kv_bytes_per_token", computed=100, measured=100)]) is None
+    text = explain.rounding([said("kv_bytes_per_token", {"server": "a"}, computed=1000, measured=1001)])
+    assert "0.100%" in text and "server=a" in text
+
+
+def test_a_gain_needs_three_points_of_the_same_shape():
+    points = [said("tok_s", {"c": c, "in": 512}, measured=v) for c, v in ((1, 10.0), (4, 30.0), (16, 33.0))]
+    other = said("tok_s", {"c": 64, "in": 2048}, measured=1.0)
+    text = explain.gain([*points, other], "tok_s", {"in": 512})
+    assert text == "tok_s grows 3.0-fold from c=1;in=512 to c=4;in=512, and 1.10-fold from there to c=16;in=512."
+    assert explain.gain(points[:2], "tok_s", {"in": 512}) is None
+
+
+@pytest.mark.parametrize(
+    ("ci", "ending"),
+    [
+        ((-0.02, 0.06), "no difference can be told."),
+        ((0.01, 0.03), "a real difference."),
+        ((None, None), "too few repeats for an interval."),
+    ],
+)
+def test_a_difference_is_real_only_outside_of_its_interval(ci, ending):
+    text = explain.difference([said("changes_tok_s", measured=0.02, ci=ci)], "changes_")
+    assert text.startswith("tok_s: +2.0%") and text.endswith(ending)
+
+
+def test_a_difference_below_the_noise_floor_is_none():
+    found = [said("changes_tok_s", measured=0.02, ci=(0.01, 0.03))]
+    assert "below the noise floor of 5.0%" in explain.difference(found, "changes_", {"tok_s": 0.05})
+    assert "a real difference" in explain.difference(found, "changes_", {"tok_s": 0.01})
+    assert explain.difference([said("changes_tok_s", computed=0.0)], "changes_") is None
+
+
+def test_what_is_missing_is_counted_with_each_reason_once():
+    claims = [said("a", reason="no run"), said("b", reason="no run"), said("c", reason="it died", failed=True)]
+    assert explain.not_measured(claims) == "3 claims are not measured: it died; no run."
+    assert explain.not_measured(claims[:1]) == "1 claim is not measured: no run."
+    assert explain.not_measured([said("a", measured=1.0), said("b", computed=1.0)]) is None
+
+
+class FakeRun:
+    def __init__(self, name, *problems):
+        self.id, self.manifest = name, {"certificate": {"problems": list(problems)}}
+
+
+def test_marked_certificates_are_told():  # pitfall 10
+    cell = Cell(name="c1", server=ServerConfig(model="m"), load=LoadConfig(requests=1, input_tokens=9, output_tokens=3))
+    good, late = Result(cell, FakeRun("good")), Result(cell, FakeRun("late", "was late", "was busy"))
+    assert explain.honest([Result(cell, None, "no run")]) is None
+    assert explain.honest([good, good]) == "The client kept up in all 2 runs: no certificate is marked."
+    text = explain.honest([good, late])
+    assert text.startswith("1 of 2 runs are marked") and "late: was late; late: was busy" in text
+
+
+def test_sentences_without_anything_to_say_are_left_out(monkeypatch):
+    shown = []
+    monkeypatch.setattr("kvlab.explain.display", shown.append)
+    explain.show("One.", None, "Two.")
+    assert shown[0].data == "- One.\n- Two."

@@ -1,0 +1,128 @@
+import json
+import re
+from types import SimpleNamespace
+
+import matplotlib as mpl
+import pandas as pd
+import pytest
+from tables_for_tests import samples
+
+from kvlab import plot
+
+LAB = SimpleNamespace(machine="mine", section="load")
+MISSING = [None, float("nan"), pd.NA]
+
+
+@pytest.fixture(autouse=True)
+def data(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    return tmp_path
+
+
+def curve(values=(1, 10, 3)):
+    figure, (axis,) = plot.panels(1, titles=["A title"])
+    plot.measured_points(axis, range(1, len(values) + 1), values, values, values)
+    axis.legend()
+    return figure
+
+
+def ticks(axis, which):
+    axis.figure.canvas.draw()
+    labels = getattr(axis, f"get_{which}ticklabels")()
+    return [label.get_text() for label in labels if label.get_text()]
+
+
+def test_a_figure_is_stored_with_what_is_behind_it(data):
+    run = SimpleNamespace(id="c1-r0-abc")
+    results = [SimpleNamespace(run=run), SimpleNamespace(run=None), SimpleNamespace(run=run)]
+    figure = curve()
+    assert plot.save(figure, LAB, "curve", results, alt="A curve.") is figure
+    folder = data / "figures" / "mine"
+    assert sorted(path.name for path in folder.iterdir()) == ["curve.json", "curve.png", "curve.svg"]
+    about = json.loads((folder / "curve.json").read_text())
+    assert about == {"alt": "A curve.", "machine": "mine", "notebook": "load", "runs": ["c1-r0-abc"]}
+    assert plot.figure_files("mine", "load") == [folder / "curve.json"]
+    assert plot.figure_files("mine", "caching") == plot.figure_files("nobody", "load") == []
+    assert not plot.plt.fignum_exists(figure.number)  # else the notebook would show it twice
+
+
+def test_equal_data_gives_equal_files(data):
+    folder = data / "figures" / "mine"
+    pictures = []
+    for _ in range(2):
+        plot.save(curve(), LAB, "curve", alt="A curve.")
+        pictures.append([(folder / f"curve.{kind}").read_bytes() for kind in ("svg", "png", "json")])
+    assert pictures[0] == pictures[1]
+    plot.save(curve((1, 10, 4)), LAB, "curve", alt="A curve.")
+    assert (folder / "curve.svg").read_bytes() != pictures[0][0]
+    text = pictures[0][0].decode()
+    assert not re.search(r"(?:href|src)=\"http", text) and "@import" not in text and "dc:date" not in text
+
+
+def test_missing_points_are_left_out_and_never_drawn_at_zero():
+    _, (axis,) = plot.panels(1)
+    (line,) = plot.measured_points(axis, range(1, 5), [5.0, *MISSING], [4.0, *MISSING], [6.0, *MISSING])
+    assert line.get_xydata().tolist() == [[1, 5.0]]
+    assert [list(interval.get_ydata()) for interval in axis.lines[:-1]] == [[4.0, 6.0]]
+    (published,) = plot.article_points(axis, range(1, 5), [7.0, *MISSING])
+    assert published.get_xydata().tolist() == [[1, 7.0]]
+
+
+def test_an_axis_without_points_says_so_and_can_be_stored():
+    figure, axes = plot.panels(4)
+    plot.measured_points(axes[0], [1, 2, 3], MISSING)
+    plot.article_points(axes[0], [1, 2, 3], MISSING)
+    plot.plain_log_y(axes[1])
+    plot.plain_log_x(axes[1])
+    plot.running_over_time(axes[2], None)
+    plot.dumbbell(axes[3], 0, None, 5.0)
+    plot.shared_legend(figure, axes[0])
+    assert axes[0].get_legend_handles_labels() == ([], [])
+    for axis in axes[1:3]:
+        assert [text.get_text() for text in axis.texts] == ["not measured"] and axis.get_yscale() == "linear"
+    plot.save(figure, LAB, "empty", alt="Nothing.")
+
+
+def test_axes_carry_plain_numbers():
+    _, (axis,) = plot.panels(1)
+    axis.plot([1, 100], [2, 2000])
+    plot.log2_axis(axis, [1, 2, 64, 96])
+    plot.plain_log_y(axis)
+    assert ticks(axis, "x") == ["1", "2", "64", "96"]
+    assert {"10", "100", "1000"} <= set(ticks(axis, "y"))
+    plot.plain_log_x(axis)
+    assert {"10", "100"} <= set(ticks(axis, "x")) and not any("10^" in text for text in ticks(axis, "x"))
+
+
+def test_a_dumbbell_tells_the_residual():
+    _, (axis,) = plot.panels(1)
+    plot.dumbbell(axis, 0, 100.0, 100.0)
+    plot.dumbbell(axis, 1, 100.0, 103.0)
+    assert [text.get_text() for text in axis.texts] == ["exact", "+3.0%"]
+    plot.hit_and_miss(axis, 0, 60.0, 5.0)
+    assert axis.texts[-1].get_text() == "12.0×"
+
+
+def test_the_readers_machine_is_told_from_the_others():
+    _, (axis,) = plot.panels(1)
+    own, article, other = (
+        plot.machine_points(axis, [1, 2], [1, 2], name, own="mine")[0] for name in ("mine", "article", "h200")
+    )
+    assert own.get_linewidth() > other.get_linewidth() and own.get_zorder() > article.get_zorder()
+    assert len({line.get_color() for line in (own, article, other)}) == 3
+    assert len({line.get_marker() for line in (own, article, other)}) == 3
+    assert article.get_markerfacecolor() == "white"
+
+
+def test_running_and_waiting_over_time():
+    rows = samples({"t_s": 5.0, "running": 1, "waiting": 0}, {"t_s": 6.0, "running": 8, "waiting": 4})
+    _, (axis,) = plot.panels(1)
+    plot.running_over_time(axis, SimpleNamespace(samples=lambda: rows))
+    running, waiting = axis.lines
+    assert [float(t) for t in running.get_xdata()] == [0, 1] and [float(n) for n in waiting.get_ydata()] == [0, 4]
+
+
+def test_drawing_changes_no_backend():  # pitfall 38
+    before = mpl.get_backend()
+    plot.panels(1)
+    assert mpl.get_backend() == before
