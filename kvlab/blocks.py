@@ -57,7 +57,8 @@ class Step(NamedTuple):
     """One forward pass. `decoding` requests compute one token each, with `kv_tokens` before them in the cache.
 
     `prefill_tokens` are all other tokens, recomputed ones included; `prefill_pairs` is the sum of n (m + n / 2) over
-    their requests, n new tokens after m cached ones. `output_tokens` leave the step for the clients.
+    their requests, n new tokens after m cached ones. `output_tokens` leave the step for the clients. `held_by` is what
+    keeps the head of the queue waiting: "kv", "max_num_seqs", or null where it is only the tokens of a step.
     """
 
     decoding: int
@@ -69,6 +70,7 @@ class Step(NamedTuple):
     waiting: int
     used_blocks: int
     evicted: int
+    held_by: str | None
 
 
 class Life(NamedTuple):
@@ -122,8 +124,8 @@ class Account:
 
     @property
     def verdict(self) -> str:
-        """`eviction`, `queue` where requests wait and none is evicted, or `free`."""
-        return "eviction" if self.evictions else "queue" if self.max_waiting else "free"
+        """`eviction`, `queue` where requests wait for blocks or for max_num_seqs and none is evicted, or `free`."""
+        return "eviction" if self.evictions else "queue" if any(step.held_by for step in self.steps) else "free"
 
 
 def engine_of(server: ServerConfig, usable_blocks: int) -> Engine:
@@ -214,9 +216,8 @@ class _Loop:
         before = len(self.waiting)
         scheduled, budget = self._grow()
         evicted = len(self.waiting) - before
-        if not evicted:
-            self._admit(scheduled, budget)
-        self._record(scheduled, evicted)
+        held_by = "kv" if evicted else self._admit(scheduled, budget)
+        self._record(scheduled, evicted, held_by)
         for request, new in scheduled:
             self._compute(request, new)
 
@@ -252,15 +253,18 @@ class _Loop:
         request.blocks, request.computed = [], 0
         self.waiting.appendleft(request)
 
-    def _admit(self, scheduled: list[tuple[_Request, int]], budget: int) -> None:
+    def _admit(self, scheduled: list[tuple[_Request, int]], budget: int) -> str | None:
+        """Admits from the head of the queue; returns what keeps the next one waiting."""
         size = self.engine.block_size
-        while self.waiting and budget > 0 and len(self.running) < self.engine.max_num_seqs:
+        while self.waiting and budget > 0:
+            if len(self.running) >= self.engine.max_num_seqs:
+                return "max_num_seqs"
             request = self.waiting[0]
             blocks = self.pool.found(request.index, (request.tokens - 1) // size)
             new = min(request.tokens - len(blocks) * size, budget)
             asked = request.tokens if self.engine.reserve_input else len(blocks) * size + new
             if math.ceil(asked / size) > len(self.pool.free):
-                return
+                return "kv"
             self.pool.adopt(blocks)
             request.blocks, request.computed = list(blocks), len(blocks) * size
             self._extend(request, request.computed + new)
@@ -273,8 +277,9 @@ class _Loop:
                 step, computed = request.eviction
                 self.evictions.append(Eviction(step, request.index, computed, self.now, len(blocks) * size))
                 request.eviction = None
+        return None
 
-    def _record(self, scheduled: list[tuple[_Request, int]], evicted: int) -> None:
+    def _record(self, scheduled: list[tuple[_Request, int]], evicted: int, held_by: str | None) -> None:
         ones = [request for request, new in scheduled if new == 1]
         others = [(request, new) for request, new in scheduled if new > 1]
         self.steps.append(
@@ -288,6 +293,7 @@ class _Loop:
                 waiting=len(self.waiting),
                 used_blocks=self.engine.usable_blocks - len(self.pool.free),
                 evicted=evicted,
+                held_by=held_by,
             )
         )
 

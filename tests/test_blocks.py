@@ -93,6 +93,17 @@ def test_requests_whose_output_fits_into_their_last_block_only_queue():
     assert account.verdict == "queue" and account.max_running == 7
 
 
+def test_what_keeps_requests_waiting_is_named():
+    def held(engine, clients=12):
+        return {step.held_by for step in closed_loop(engine, clients, [Job(128, 30)] * 24).steps}
+
+    assert held(Engine(100, 32, max_num_seqs=4)) == {"max_num_seqs", None}
+    assert held(Engine(31, 32)) == {"kv", None}
+    # Prompts that wait for their share of a step's tokens wait neither for blocks nor for the cap.
+    chunked = closed_loop(Engine(200, 32, max_num_batched_tokens=128), 12, [Job(128, 30)] * 24)
+    assert chunked.max_waiting > 0 and chunked.verdict == "free"
+
+
 @pytest.mark.parametrize("job", [Job(128, 256), Job(500, 90), Job(250, 250)])
 def test_a_cap_at_the_requests_that_fit_prevents_every_preemption(job):
     at_end = -(-(job.input_tokens + job.output_tokens - 1) // 32)

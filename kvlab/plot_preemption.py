@@ -1,0 +1,143 @@
+"""Pictures of the KV pool under pressure: over time, as a map, and what a resumed request costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+
+from kvlab import plot, store
+
+PER_100 = (1e-9, 5, 10, 20, 40, 80, 1e9)  # classes of preemptions per 100 requests
+
+
+def load_over_time(axes: Sequence[Axes], run: store.Run | None, computed: dict[str, Sequence[float]] | None) -> None:
+    """Running and waiting requests; KV use; preemptions so far. Points are scrapes, lines the computed account.
+
+    `computed` holds t_s, running, waiting, kv_usage and preemptions, one value a step.
+    """
+    for axis, names in zip(axes, (("running", "waiting"), ("kv_usage",), ("preemptions",)), strict=True):
+        axis.set_xlabel("seconds")
+        for name in names:
+            color = {"waiting": plot.MISS, "preemptions": plot.ARTICLE}.get(name, plot.MEASURED)
+            if computed is not None:
+                label = f"{name}, computed" if len(names) > 1 else "computed"
+                plot.computed_line(axis, computed["t_s"], computed[name], label, color=color, lw=1.1, alpha=0.55)
+            if run is not None:
+                t, values = _since_start(run, name)
+                label = f"{name}, measured" if len(names) > 1 else "measured"
+                axis.plot(t, values, "o", ms=2.6, color=color, label=label)
+        axis.set_ylim(bottom=0)
+        if run is None and computed is None:
+            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=plot.COMPUTED)
+
+
+def _since_start(run: store.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A column of the samples during the measured phase; a counter counts from there."""
+    requests, samples = run.requests(), run.samples()
+    began = requests.loc[requests["phase"] == "measure", "start_s"].min()
+    inside = samples[samples["t_s"] >= began]
+    values = inside[name].to_numpy(dtype=float, na_value=np.nan)
+    before = samples.loc[samples["t_s"] < began, name]
+    zero = float(before.iloc[-1]) if name == "preemptions" and len(before) else 0.0
+    return inside["t_s"].to_numpy(dtype=float) - float(began), values - zero
+
+
+def map_panel(axis: Axes, inputs: Sequence[int], clients: Sequence[int], table: np.ndarray, border: Sequence[float]):
+    """One map: computed preemptions per 100 requests as colour; white with a dot where requests only queue.
+
+    `table` [clients, inputs]; null where a request does not fit at all, -1 where nobody waits. `border` is the clients
+    per input up to which every request fits to its end.
+    """
+    colors = mpl.colors.ListedColormap(mpl.colormaps["YlOrRd"](np.linspace(0.12, 0.95, len(PER_100) - 1)))
+    norm = mpl.colors.BoundaryNorm(PER_100, colors.N)
+    shown = np.ma.masked_where(~(table > 0), table)
+    mesh = axis.pcolormesh(np.arange(len(inputs) + 1), np.arange(len(clients) + 1), shown, cmap=colors, norm=norm)
+    for row, column in np.argwhere(table == 0):
+        axis.text(column + 0.5, row + 0.5, "queue", ha="center", va="center", fontsize=7.5, color="#777777")
+    for row, column in np.argwhere(np.isnan(table)):
+        axis.text(column + 0.5, row + 0.5, "×", ha="center", va="center", fontsize=9, color="#bbbbbb")
+    heights = [_position(value, clients) for value in border]
+    axis.step([0, *range(1, len(inputs) + 1)], [heights[0], *heights], where="pre", color=plot.COMPUTED, lw=2)
+    axis.set_xticks(np.arange(len(inputs)) + 0.5, [f"{value:,}" for value in inputs])
+    axis.set_yticks(np.arange(len(clients)) + 0.5, [f"{value}" for value in clients])
+    axis.set_ylim(0, len(clients))
+    axis.grid(False)
+    axis.set_xlabel("input tokens")
+    return mesh
+
+
+def map_point(axis: Axes, x: int, y: int, inputs: Sequence[int], clients: Sequence[int], count: float) -> None:
+    """A measured point: filled where requests were preempted, open where none was, with the number of preemptions."""
+    where = (_position(x, inputs), _position(y, clients))
+    inside, ink = (plot.MEASURED, "white") if count > 0 else ("white", plot.MEASURED)
+    axis.plot(*where, "o", ms=15, mec=plot.MEASURED, mfc=inside, mew=1.8, zorder=5)
+    axis.text(*where, f"{count:.3g}", ha="center", va="center_baseline", fontsize=8, zorder=6, color=ink)
+
+
+def map_legend(figure, mesh, axes: Sequence[Axes]) -> None:
+    """The colour scale of all map panels."""
+    bar = figure.colorbar(mesh, ax=list(axes), ticks=PER_100[:-1], shrink=0.9, pad=0.02)
+    bar.ax.set_yticklabels(["0", *(f"{edge:g}" for edge in PER_100[1:-1])])
+    bar.set_label("preemptions per 100 requests", fontsize=9)
+
+
+def _position(value: float, grid: Sequence[int]) -> float:
+    """Where a value lies between cells of a grid that is drawn evenly: cell k is centred at k + 0.5."""
+    logs = np.log2(np.asarray(grid, dtype=float))
+    steps = np.arange(len(grid)) + 0.5
+    at = np.log2(max(value, 1e-9))
+    if at <= logs[0]:
+        return float(max(0.0, steps[0] + (at - logs[0]) / (logs[1] - logs[0])))
+    if at >= logs[-1]:
+        return float(min(len(grid), steps[-1] + (at - logs[-1]) / (logs[-1] - logs[-2])))
+    return float(np.interp(at, logs, steps))
+
+
+def paired_bars(axis: Axes, arms: dict[str, tuple[float | None, Sequence[float]]], unit: str) -> None:
+    """Computed as a wide bar outline, each measured pair as a dot: one place for each arm."""
+    for x, (computed, measured) in enumerate(arms.values()):
+        first = x == 0
+        if computed is not None:
+            ends = [x - 0.3, x + 0.3]
+            axis.plot(ends, [computed] * 2, color=plot.COMPUTED, lw=2.2, label="computed" if first else None)
+        dots = np.linspace(-0.12, 0.12, len(measured)) if len(measured) > 1 else [0.0] * len(measured)
+        color = plot.HIT if first else plot.MISS
+        axis.plot([x + d for d in dots], measured, "o", color=color, label="measured" if first else None, zorder=4)
+        if len(measured):
+            text, over = f"{np.mean(measured):,.4g}", (x, max(*measured, computed or 0))
+            axis.annotate(text, over, xytext=(0, 8), textcoords="offset points", ha="center")
+    axis.set_xticks(range(len(arms)), list(arms))
+    axis.set_xlim(-0.6, len(arms) - 0.4)
+    axis.set_ylim(bottom=0)
+    axis.margins(y=0.18)
+    axis.set_ylabel(unit)
+
+
+TIME_COLORS = {
+    "in front of the server": "#999999",
+    "engine queue": plot.MISS,
+    "preempted": plot.ARTICLE,
+    "served": plot.HIT,
+}
+
+
+def time_bars(axis: Axes, bars: dict[str, dict[str, float | None]]) -> None:
+    """A stacked bar of seconds for each arm; an arm without numbers says "not measured"."""
+    labelled = set()
+    for x, parts in enumerate(bars.values()):
+        base = 0.0
+        for name, color in TIME_COLORS.items():
+            if value := parts.get(name):
+                axis.bar(x, value, 0.6, base, color=color, label=None if name in labelled else name)
+                base += value
+                labelled.add(name)
+        if not base:
+            axis.text(x, 0.02, "not\nmeasured", ha="center", fontsize=8, color=plot.COMPUTED)
+    axis.set_xticks(range(len(bars)), list(bars))
+    axis.set_ylabel("s, mean of a request")
+    if labelled:
+        axis.set_ylim(0, axis.get_ylim()[1] * 1.35)
+        axis.legend(loc="upper center", ncols=2, fontsize=8.5)

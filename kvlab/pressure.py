@@ -1,0 +1,170 @@
+"""What runs and claims show of a KV pool under pressure: tokens computed twice, pairs that evict each other, rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pandas as pd
+
+from kvlab import beside, blocks, iterations, pauses, results, stats
+from kvlab.claims import Claim, parse_conditions
+
+PAIR_UNITS = {
+    "recomputed_tokens": "tokens",
+    "found_tokens": "tokens",
+    "found_share": "ratio",
+    "resume_s": "s",
+    "counted_hits": "tokens",
+}
+
+
+def recomputed(result: results.Result) -> int | None:
+    """Tokens that the engine computed twice in a run, from its log; null where the log does not hold the steps."""
+    log = result.run.log() if result.run is not None else None
+    if log is None:
+        return None
+    load = result.cell.load
+    steps = iterations.last_load(iterations.parse_iterations(log), load.requests * load.input_tokens)
+    if steps is None:
+        return None
+    sent = load.requests * load.input_tokens, load.requests * load.output_tokens
+    return iterations.recomputed_tokens(steps, *sent, load.requests)
+
+
+def pair_computed(account: blocks.Account, prefill=None) -> dict[str, float | None]:
+    """What the account says of the one request that a pair evicts, by quantity; `prefill` prices its way back."""
+    (eviction,) = account.evictions
+    again = eviction.computed_tokens + 1 - eviction.cached_tokens  # its last token was never computed before
+    return {
+        "recomputed_tokens": eviction.recomputed_tokens,
+        "found_tokens": eviction.cached_tokens,
+        "found_share": eviction.cached_tokens / eviction.computed_tokens,
+        "resume_s": prefill.ttft_s(again, eviction.cached_tokens) if prefill else None,
+        "counted_hits": 0,
+    }
+
+
+def pair_measured(result: results.Result) -> dict[str, float | None]:
+    """The same of a measured pair: lost tokens from the client's events, recomputed ones from the engine's log."""
+    rows = results.rows(result)
+    numbers = dict.fromkeys(PAIR_UNITS)
+    numbers |= {"recomputed_tokens": recomputed(result), "counted_hits": result.value("prefix_hits")}
+    back = pauses.resume_s(rows)
+    if back is None:
+        return numbers
+    pause, numbers["resume_s"] = back
+    victim = rows[rows["request"] == pause.request].iloc[0]
+    events = zip(victim["event_times_s"], victim["event_tokens"], strict=True)
+    lost = result.cell.load.input_tokens + int(sum(n for t, n in events if t <= pause.start_s)) - 1
+    if numbers["recomputed_tokens"] is not None:
+        numbers["found_tokens"] = lost - numbers["recomputed_tokens"]
+        numbers["found_share"] = numbers["found_tokens"] / lost
+    return numbers
+
+
+def mean_of(values: Iterable[Any]) -> stats.Estimate | None:
+    """Mean of the values that are there, with its t interval; null where there is none."""
+    found = [value for value in values if value is not None]
+    return stats.mean_interval(found) if found else None
+
+
+def plus_one(change: stats.Estimate) -> stats.Estimate:
+    """A relative difference as a ratio."""
+    ends = [None if end is None else end + 1 for end in (change.value, change.low, change.high)]
+    return stats.Estimate(*ends, change.n, change.note)
+
+
+def spent(runs: Iterable[results.Result], paused: Callable[[results.Result], float | None]) -> dict[str, float | None]:
+    """Mean seconds of a request: waiting in the engine, paused after a preemption, and the rest, served."""
+    runs = list(runs)
+    latencies = [results.rows(run)["latency_s"].dropna() for run in runs]
+    queue = mean_of(run.value("queue_mean_s") for run in runs)
+    stood = mean_of(paused(run) for run in runs)
+    whole = mean_of(float(values.mean()) if len(values) else None for values in latencies)
+    if None in (queue, stood, whole):
+        return {}
+    return {
+        "engine queue": queue.value,
+        "preempted": stood.value,
+        "served": max(0.0, whole.value - queue.value - stood.value),
+    }
+
+
+def rates(machine: str) -> pd.DataFrame:
+    """x (clients / requests that fit to their end), per_100 (measured preemptions per 100 requests) of a machine."""
+    found = beside.points(machine, "preemption", "preemptions", "c").dropna(subset="measured")
+    rows = []
+    for row in found.to_dict("records"):
+        stated = parse_conditions(row["conditions"])
+        fit = _fit(machine, stated)
+        requests = float(stated.get("requests", "nan"))
+        per_100 = 0.0 if row["measured"] == 0 else 100 * row["measured"] / requests
+        if fit and "caching" not in stated and per_100 == per_100:
+            rows.append({"x": row["x"] / fit, "per_100": per_100})
+    return pd.DataFrame(rows, columns=["x", "per_100"])
+
+
+def _fit(machine: str, stated: dict[str, str]) -> float | None:
+    shape = {"in": stated.get("in", ""), "out": stated.get("out", "128")}  # 128 where the article is silent
+    fit = beside.value(machine, "preemption", "requests_that_fit_low", "computed", **shape)
+    if fit is not None or machine != "article":
+        return fit
+    capacity = beside.value("article", "kv_capacity", "capacity_tokens")
+    return None if capacity is None else capacity / (int(shape["in"]) + int(shape["out"]))
+
+
+# -- sentences ----------------------------------------------------------------------------------------------------
+
+
+def resumed(claims: Iterable[Claim]) -> str | None:
+    """Whether a resumed request hits the prefix cache."""
+    pairs = [c for c in claims if "requests" not in c.conditions]
+    found = {(c.quantity, parse_conditions(c.conditions).get("caching")): c.measured for c in pairs}
+    share, off_share = found.get(("found_share", "on")), found.get(("found_share", "off"))
+    if share is None or off_share is None:
+        return None
+    hits = "hits" if share > off_share + 0.01 else "does not hit"
+    text = f"A resumed request {hits} the prefix cache: it found {share:.1%} of its lost tokens with caching on"
+    text += f" and {off_share:.1%} with caching off"
+    seconds = [found.get(("resume_s", arm)) for arm in ("on", "off")]
+    if None not in seconds:
+        text += f"; its way back took {seconds[0] * 1e3:,.0f} ms and {seconds[1] * 1e3:,.0f} ms"
+    counted = found.get(("counted_hits", "on"))
+    return text + (
+        f". The hit counter of /metrics counted {counted:g} of these tokens." if counted is not None else "."
+    )
+
+
+def where_it_waits(claims: Iterable[Claim]) -> str | None:
+    """For the lowest and the highest cap: how long requests wait, and what evictions add."""
+    found: dict[int, dict[str, float]] = {}
+    for c in claims:
+        at = parse_conditions(c.conditions)
+        if c.measured is not None and "max_num_seqs" in at and not {"over_max_num_seqs", "held_back"} & at.keys():
+            found.setdefault(int(at["max_num_seqs"]), {})[c.quantity] = c.measured
+    parts = [
+        f"at max_num_seqs {cap} a request waits {n['queue_s']:.3g} s in the engine, {n['preemptions']:g} requests are"
+        f" evicted, and throughput is {n['throughput_tok_s']:,.0f} tok/s"
+        for cap, n in sorted(found.items())
+        if {"queue_s", "preemptions", "throughput_tok_s"} <= n.keys()
+    ]
+    return "The queue only moves: " + "; ".join(parts) + "." if parts else None
+
+
+def closest_capacity(computed: Iterable[Claim], published: pd.DataFrame) -> str | None:
+    """At which of its capacities the article's counts come out best."""
+    counts: dict[str, list[tuple[float, float]]] = {}
+    for c in computed:
+        at = parse_conditions(c.conditions)
+        for row in published.dropna(subset="measured").to_dict("records"):
+            there = parse_conditions(row["conditions"])
+            if (there["c"], there["in"]) == (at["c"], at["in"]):
+                counts.setdefault(at["capacity"], []).append((c.computed, row["measured"]))
+    if not counts:
+        return None
+    best = min(counts, key=lambda k: sum(abs(a - b) for a, b in counts[k]))
+    pairs = ", ".join(f"{a:g} for {b:g}" for a, b in counts[best])
+    return (
+        f"Of the article's capacities {int(best):,} tokens explain its counts best (computed for published: {pairs})."
+    )

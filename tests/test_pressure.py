@@ -1,0 +1,139 @@
+"""What notebooks say of a KV pool under pressure, from runs and claims made by hand."""
+
+import pandas as pd
+import pytest
+from tables_for_tests import request, requests
+from test_iterations import PAIR, PROBE, log
+
+from kvlab import blocks, claims, grids, measure, pressure, profile, store
+from kvlab.config import Cell, LoadConfig, ServerConfig
+from kvlab.errors import ConfigError
+from kvlab.predict import PrefillModel
+from kvlab.results import Result
+from kvlab.stats import Estimate
+
+
+class Run:
+    """A stored pair: two requests of 4 + 6 tokens, of which the second one was evicted after its fourth token."""
+
+    def __init__(self, text):
+        stays = request(events=[(0.1 * k, 1) for k in range(1, 7)], request=0, latency_s=0.6)
+        evicted = request(
+            events=[(0.2, 1), (0.3, 1), (0.4, 1), (0.5, 1), (0.65, 1), (0.75, 1)], request=1, latency_s=0.8
+        )
+        self.rows, self.text = requests(stays, evicted), text
+        self.manifest = {"summary": {"prefix_hits": 0.0, "queue_mean_s": 0.05}}
+
+    def requests(self):
+        return self.rows
+
+    def log(self):
+        return self.text
+
+
+def pair(text=""):
+    load = LoadConfig(concurrency=2, requests=2, input_tokens=4, output_tokens=6)
+    return Result(Cell(name="pair", server=ServerConfig(model="tiny"), load=load), Run(text))
+
+
+def test_a_measured_pair_equals_its_account():
+    account = blocks.closed_loop(blocks.Engine(4, 4), 2, [blocks.Job(4, 6)] * 2)
+    computed = pressure.pair_computed(account, PrefillModel(0.01, 0.01, 0.0))
+    measured = pressure.pair_measured(pair(log(PROBE, *PAIR)))
+    assert computed == pytest.approx(
+        {"recomputed_tokens": 3, "found_tokens": 4, "found_share": 4 / 7, "resume_s": 0.05, "counted_hits": 0}
+    )
+    assert measured == pytest.approx(computed)
+
+
+def test_without_step_lines_the_client_still_sees_the_pause():
+    measured = pressure.pair_measured(pair("INFO: nothing"))
+    assert measured["recomputed_tokens"] is None and measured["found_share"] is None
+    assert measured["resume_s"] == pytest.approx(0.05)
+
+
+def test_a_run_that_is_missing_gives_nothing():
+    result = Result(pair().cell, None, "not measured")
+    assert pressure.recomputed(result) is None
+    assert set(pressure.pair_measured(result).values()) == {None}
+
+
+def test_time_is_split_without_a_rest():
+    parts = pressure.spent([pair()], lambda run: 0.1)
+    assert parts == pytest.approx({"engine queue": 0.05, "preempted": 0.1, "served": 0.55})
+    assert pressure.spent([pair()], lambda run: None) == {}
+
+
+def test_a_difference_becomes_a_ratio():
+    assert pressure.plus_one(Estimate(0.8, 0.7, None, 3)) == Estimate(1.8, 1.7, None, 3)
+
+
+def resume_claims(on, off):
+    return [
+        claims.claim("preemption", "found_share", {"in": 9, "caching": arm}, measured=share, unit="ratio")
+        for arm, share in (("on", on), ("off", off))
+    ]
+
+
+def test_the_answer_follows_the_numbers():
+    assert "hits the prefix cache: it found 97.0%" in pressure.resumed(resume_claims(0.97, 0.0))
+    assert "does not hit" in pressure.resumed(resume_claims(0.0, 0.0))
+    assert pressure.resumed([]) is None
+
+
+def test_the_capacity_that_explains_the_counts_best():
+    computed = [
+        claims.claim("preemption", "article_preemptions", {"c": 32, "in": 9, "capacity": k}, computed=n, unit="count")
+        for k, n in ((22048, 0), (27504, 6))
+    ]
+    published = pd.DataFrame([{"conditions": "c=32;in=9;requests=64", "measured": 7.0}])
+    assert "27,504 tokens explain its counts best (computed for published: 6 for 7)" in pressure.closest_capacity(
+        computed, published
+    )
+
+
+def test_rates_stand_over_the_requests_that_fit(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
+    at = {"c": 20, "in": 512, "out": 128, "requests": 40}
+    rows = [
+        claims.claim("preemption", "requests_that_fit_low", at, computed=10.0, unit="requests"),
+        claims.claim("preemption", "preemptions", at, computed=4, measured=6, unit="count"),
+        claims.claim("preemption", "preemptions", at | {"caching": "off"}, measured=9, unit="count"),
+    ]
+    claims.write_section(store.machine_dir("here"), "preemption", rows)
+    assert pressure.rates("here").to_dict("records") == [{"x": 2.0, "per_100": 15.0}]
+
+
+def lab_of(section, **changes):
+    chosen = profile.load_profile("cpu-tiny").model_copy(update=changes)
+    return measure.Lab(section, chosen, "here", "auto")
+
+
+def test_a_profile_without_the_section_computes_and_measures_nothing(capsys):
+    lab = lab_of("preemption", preemption=None)
+    assert grids.grid(lab) == profile.load_profile("cpu-tiny").preemption
+    assert lab.mode == "replay" and "has no [preemption]" in capsys.readouterr().out
+    own = lab_of("preemption")
+    assert grids.grid(own) is own.profile.preemption and own.mode == "auto"
+
+
+def test_the_account_sees_the_servers_blocks():
+    lab = lab_of("preemption")
+    assert grids.engine(lab, lab.server()) == blocks.Engine(212, 32, 64, 2048, True)
+    with pytest.raises(ConfigError, match="not pinned"):  # pitfall 20
+        grids.engine(lab, lab.server({"kv_cache_memory_bytes": None}))
+
+
+@pytest.mark.parametrize("name", profile.built_in())
+def test_each_profile_has_loads_on_both_sides_of_the_border(name):
+    lab = measure.Lab("preemption", profile.load_profile(name), "here", "auto")
+    engine = grids.engine(lab, lab.server(lab.profile.preemption.server))
+    accounts = [
+        blocks.closed_loop(engine, p.concurrency, [blocks.Job(p.input_tokens, p.output_tokens)] * p.requests)
+        for p in lab.profile.preemption.points
+    ]
+    assert accounts[0].preemptions > 0  # the one that is drawn over time
+    assert "queue" in {account.verdict for account in accounts}
+    caps, load = lab.profile.max_num_seqs.caps, lab.profile.max_num_seqs.load
+    fits = engine.usable_blocks // -(-(load.input_tokens + load.output_tokens - 1) // engine.block_size)
+    assert min(caps) < fits <= max(caps) and any(abs(cap - fits) <= 1 for cap in caps)
