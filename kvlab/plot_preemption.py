@@ -30,8 +30,13 @@ def load_over_time(axes: Sequence[Axes], run: store.Run | None, computed: dict[s
                 label = f"{name}, measured" if len(names) > 1 else "measured"
                 axis.plot(t, values, "o", ms=2.6, color=color, label=label)
         axis.set_ylim(bottom=0)
-        if run is None and computed is None:
-            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=plot.COMPUTED)
+        say_empty(axis)
+
+
+def say_empty(axis: Axes) -> None:
+    """An axis without lines says "not measured"."""
+    if not any(len(line.get_xdata()) for line in axis.lines):
+        axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=plot.COMPUTED)
 
 
 def _since_start(run: store.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +110,14 @@ def paired_bars(axis: Axes, arms: dict[str, tuple[float | None, Sequence[float]]
             axis.plot(ends, [computed] * 2, color=plot.COMPUTED, lw=2.2, label="computed" if first else None)
         dots = np.linspace(-0.12, 0.12, len(measured)) if len(measured) > 1 else [0.0] * len(measured)
         color = plot.HIT if first else plot.MISS
-        axis.plot([x + d for d in dots], measured, "o", color=color, label="measured" if first else None, zorder=4)
+        axis.plot(
+            [x + d for d in dots],
+            measured,
+            "o",
+            color=color,
+            label="measured" if first and len(measured) else None,
+            zorder=4,
+        )
         if len(measured):
             text, over = f"{np.mean(measured):,.4g}", (x, max(*measured, computed or 0))
             axis.annotate(text, over, xytext=(0, 8), textcoords="offset points", ha="center")
@@ -137,6 +149,7 @@ def time_bars(axis: Axes, bars: dict[str, dict[str, float | None]]) -> None:
         if not base:
             axis.text(x, 0.02, "not\nmeasured", ha="center", fontsize=8, color=plot.COMPUTED)
     axis.set_xticks(range(len(bars)), list(bars))
+    axis.set_xlim(-0.6, len(bars) - 0.4)
     axis.set_ylabel("s, mean of a request")
     if labelled:
         axis.set_ylim(0, axis.get_ylim()[1] * 1.35)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from kvlab import beside, blocks, iterations, pauses, results, stats
+from kvlab import beside, blocks, iterations, pauses, predict, results, stats
 from kvlab.claims import Claim, parse_conditions
+from kvlab.config import ServerConfig
+from kvlab.errors import ConfigError
 
 PAIR_UNITS = {
     "recomputed_tokens": "tokens",
@@ -17,6 +19,19 @@ PAIR_UNITS = {
     "resume_s": "s",
     "counted_hits": "tokens",
 }
+
+
+def engine(lab, server: ServerConfig) -> blocks.Engine:
+    """Usable blocks and limits of a server. ConfigError where its pool is not pinned."""
+    if server.kv_cache_memory_bytes is None:
+        raise ConfigError(
+            "The pool of this server is not pinned, so its blocks are not known before it starts.",
+            next_step="set kv_cache_memory_bytes in the profile's [server]",
+        )
+    per_element = predict.kv_dtype_bytes(lab.geometry, server.kv_cache_dtype, server.dtype)
+    per_token = predict.kv_bytes_per_token(lab.geometry, per_element)
+    found = predict.num_blocks(server.kv_cache_memory_bytes, per_token, server.block_size or 16)
+    return blocks.engine_of(server, predict.usable_blocks(found))
 
 
 def recomputed(result: results.Result) -> int | None:

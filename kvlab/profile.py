@@ -121,6 +121,7 @@ class Preemption(Strict):
     map_output_tokens: tuple[int, ...] = Field(min_length=1)
     map_concurrency: tuple[int, ...] = Field(min_length=2)
     map_rounds: int = Field(2, gt=0)
+    side_by_side: bool = False  # its three servers fit into memory together
     measure_map: bool = False  # false: the map is computed, and only the points are measured
 
 
@@ -130,6 +131,7 @@ class MaxNumSeqs(Strict):
     load: LoadPoint
     caps: tuple[int, ...] = Field(min_length=2)  # below, at and above the requests that fit
     repeats: int = Field(1, gt=0)
+    side_by_side: bool = False  # the servers of all caps fit into memory together and take turns
 
 
 class Insertion(Strict):
@@ -137,8 +139,6 @@ class Insertion(Strict):
 
     input_tokens: int = Field(gt=0)
     chunks: tuple[int, ...] = Field(min_length=1)  # max_num_batched_tokens; the first of all measures the prefill speed
-    output_tokens: int = Field(gt=1)  # of the decoding request: long enough to outlast the insertions
-    every_s: float = Field(gt=0)  # start of the first insertion, and from one to the next
     inserts: int = Field(3, gt=0)
     repeats: int = Field(1, gt=0)
 

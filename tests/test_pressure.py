@@ -5,7 +5,7 @@ import pytest
 from tables_for_tests import request, requests
 from test_iterations import PAIR, PROBE, log
 
-from kvlab import blocks, claims, grids, measure, pressure, profile, store
+from kvlab import blocks, claims, measure, pressure, profile, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import ConfigError
 from kvlab.predict import PrefillModel
@@ -104,30 +104,21 @@ def test_rates_stand_over_the_requests_that_fit(tmp_path, monkeypatch):
     assert pressure.rates("here").to_dict("records") == [{"x": 2.0, "per_100": 15.0}]
 
 
-def lab_of(section, **changes):
-    chosen = profile.load_profile("cpu-tiny").model_copy(update=changes)
-    return measure.Lab(section, chosen, "here", "auto")
-
-
-def test_a_profile_without_the_section_computes_and_measures_nothing(capsys):
-    lab = lab_of("preemption", preemption=None)
-    assert grids.grid(lab) == profile.load_profile("cpu-tiny").preemption
-    assert lab.mode == "replay" and "has no [preemption]" in capsys.readouterr().out
-    own = lab_of("preemption")
-    assert grids.grid(own) is own.profile.preemption and own.mode == "auto"
+def lab_of(section):
+    return measure.Lab(section, profile.load_profile("cpu-tiny"), "here", "auto")
 
 
 def test_the_account_sees_the_servers_blocks():
     lab = lab_of("preemption")
-    assert grids.engine(lab, lab.server()) == blocks.Engine(212, 32, 64, 2048, True)
+    assert pressure.engine(lab, lab.server()) == blocks.Engine(212, 32, 64, 2048, True)
     with pytest.raises(ConfigError, match="not pinned"):  # pitfall 20
-        grids.engine(lab, lab.server({"kv_cache_memory_bytes": None}))
+        pressure.engine(lab, lab.server({"kv_cache_memory_bytes": None}))
 
 
 @pytest.mark.parametrize("name", profile.built_in())
 def test_each_profile_has_loads_on_both_sides_of_the_border(name):
     lab = measure.Lab("preemption", profile.load_profile(name), "here", "auto")
-    engine = grids.engine(lab, lab.server(lab.profile.preemption.server))
+    engine = pressure.engine(lab, lab.server(lab.profile.preemption.server))
     accounts = [
         blocks.closed_loop(engine, p.concurrency, [blocks.Job(p.input_tokens, p.output_tokens)] * p.requests)
         for p in lab.profile.preemption.points
