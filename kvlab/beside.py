@@ -46,6 +46,12 @@ def value(machine: str, section: str, quantity: str, column: str = "measured", *
     return None
 
 
+def relative(machine: str, section: str, quantity: str, key: str, changed: str, base: str, **where) -> float | None:
+    """A machine's changed / base - 1 between two values of one condition; None where one is missing."""
+    a, b = (value(machine, section, quantity, **where, **{key: side}) for side in (changed, base))
+    return a / b - 1 if a is not None and b else None
+
+
 def article_fit(machine: str, **where) -> float | None:
     """Requests that fit as the article computed them, for a machine whose claims know no interval."""
     found = (value(machine, section, "requests_that_fit", "computed", **where) for section in ("kv_capacity", "load"))

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import stats as scipy_stats
 
 from kvlab import claims, store
+from kvlab.claims import Claim
 from kvlab.errors import KvlabError
 from kvlab.rows import known
 from kvlab.stats import Estimate
@@ -97,3 +98,51 @@ def floor_of(machine: str, quantity: str, *, between: str = "starts", pairs: int
     fits = [wanted.items() <= claims.parse_conditions(text).items() for text in table["conditions"].fillna("")]
     found = table.loc[fits, "measured"]
     return None if found.empty else float(found.max()) / math.sqrt(pairs)
+
+
+# -- in words -----------------------------------------------------------------------------------------------------
+
+
+def _of(stated: Iterable[Claim], quantity: str, between: str) -> list[tuple[dict[str, str], Claim]]:
+    """(conditions, claim) of what was measured."""
+    found = [(claims.parse_conditions(c.conditions), c) for c in stated if c.quantity == quantity]
+    return [(where, c) for where, c in found if c.measured is not None and where.get("between") == between]
+
+
+def largest(stated: Iterable[Claim], between: str) -> str | None:
+    """The steadiest and the least steady quantity, with their noise floors."""
+    found = sorted(_of(stated, QUANTITY, between), key=lambda pair: pair[1].measured)
+    if len(found) < 2:
+        return None
+    (best, low), (worst, high) = found[0], found[-1]
+    return (
+        f"Noise floor between {between}: from {low.measured:.1%} ({best['of']} at {best['c']} clients) "
+        f"to {high.measured:.1%} ({worst['of']} at {worst['c']} clients); a difference below it is none."
+    )
+
+
+def starts_against_repeats(stated: Iterable[Claim]) -> str | None:
+    """How often a spread over starts is larger than the one on a single server, and beyond what chance explains."""
+    stated = list(stated)
+    one = {(w["of"], w["c"]): c for w, c in _of(stated, "spread", "repeats")}
+    starts = {(w["of"], w["c"]): c for w, c in _of(stated, "spread", "starts")}
+    pairs = [(name, starts[name], one[name]) for name in starts if name in one]
+    if not pairs:
+        return None
+    larger = [(name, a, b) for name, a, b in pairs if a.measured > b.measured]
+    beyond = [name for name, a, b in larger if a.ci_low is not None and a.ci_low > (b.ci_high or math.inf)]
+    clear = ", ".join(f"{quantity} at {c} clients" for quantity, c in beyond)
+    told = f"beyond chance for {clear or 'none of them'}"
+    return f"The spread over fresh starts is larger than on one server in {len(larger)} of {len(pairs)} cases, {told}."
+
+
+def repeats_wanted(stated: Iterable[Claim], between: str) -> str | None:
+    """How many repeats the wanted precision takes, at the load with the largest spread of each quantity."""
+    most: dict[str, tuple[float, str]] = {}
+    for where, c in _of(stated, "repeats_for_half_width", between):
+        most[where["of"]] = max(most.get(where["of"], (0.0, "")), (c.measured, where["half_width"]))
+    if not most:
+        return None
+    listed = ", ".join(f"{n:,.0f} of {quantity}" for quantity, (n, _) in most.items())
+    wanted = float(next(iter(most.values()))[1])
+    return f"± {wanted:.2%} of a mean takes this many {between}: {listed}."

@@ -92,3 +92,20 @@ def test_a_difference_below_the_noise_floor_is_not_called_real():
 def test_the_arms_take_turns_and_the_first_one_changes():
     order = measure.turns({"on": 1, "off": 2}, 3)
     assert order == [("on", 0), ("off", 0), ("off", 1), ("on", 1), ("on", 2), ("off", 2)]
+
+
+def stored(quantity, of, between, value, ci=(None, None), **more):
+    where = {"of": of, "between": between, "c": 8} | more
+    return claims.claim("repeatability", quantity, where, measured=value, ci=ci, unit="ratio")
+
+
+def test_the_sentences_name_floors_starts_and_repeats():
+    floors = [stored("noise_floor", q, "starts", v) for q, v in [("ttft_p50_s", 0.2), ("throughput_tok_s", 0.01)]]
+    assert "from 1.0% (throughput_tok_s at 8 clients) to 20.0% (ttft_p50_s" in noise.largest(floors, "starts")
+    assert noise.largest(floors, "repeats") is None
+    clear = [stored("spread", "ttft_p50_s", b, v, (v * 0.6, v * 2.9)) for b, v in [("repeats", 0.01), ("starts", 0.1)]]
+    even = [stored("spread", "itl_p50_s", b, v, (v * 0.6, v * 2.9)) for b, v in [("repeats", 0.01), ("starts", 0.02)]]
+    assert "2 of 2 cases, beyond chance for ttft_p50_s at 8 clients." in noise.starts_against_repeats(clear + even)
+    assert "beyond chance for none of them" in noise.starts_against_repeats(even)
+    counts = [stored("repeats_for_half_width", "ttft_p50_s", "starts", n, half_width=0.01, load=n) for n in (7, 30)]
+    assert noise.repeats_wanted(counts, "starts") == "± 1.00% of a mean takes this many starts: 30 of ttft_p50_s."
