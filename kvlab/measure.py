@@ -8,11 +8,8 @@ lab.write(claims)
 
 from __future__ import annotations
 
-import json
 import secrets
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +19,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from kvlab import claims as claims_module
-from kvlab import config, display, geometry, model_files, profile, provenance, quiet, stats, store
+from kvlab import config, display, geometry, model_files, predictions, profile, provenance, quiet, stats, store
 from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
@@ -35,6 +32,7 @@ from kvlab.results import relative_difference as relative_difference
 from kvlab.results import rows as rows
 from kvlab.results import running_while_waiting as running_while_waiting
 from kvlab.results import turns as turns
+from kvlab.servers import Servers
 
 MODES = ("auto", "measure", "replay")
 PUBLISHED = "article"
@@ -49,12 +47,8 @@ class Lab:
     machine: str
     mode: str
     base_url: str = ""
-    _server: Any = None
-    _server_config: ServerConfig | None = None
-    _side_by_side: bool = False
-    _aside: dict[str, Any] = field(default_factory=dict)  # servers that wait for their next turn
+    _servers: Servers = field(default_factory=Servers)
     _quiet: Any = None  # the lock file while this laboratory measures
-    _logs: Path | None = None
     _no_grid: str | None = None
 
     @property
@@ -92,12 +86,8 @@ class Lab:
 
     def predict(self, predicted: list[Claim]) -> pd.DataFrame:
         """Stores the computed numbers with the time, before any server starts. A replay leaves them alone."""
-        path = self.folder / "computed.json"
-        rows = [{"id": c.id, "computed": c.computed, "unit": c.unit} for c in predicted]
-        stored = _stored_predictions(path)
-        if self.mode != "replay" and rows not in [entry["rows"] for entry in stored["stored"]]:
-            stored["stored"].append({"utc": _now(), "profile": self.profile.name, "rows": rows})
-            store.write_text(path, json.dumps(stored, indent=1, sort_keys=True) + "\n")
+        if self.mode != "replay":
+            predictions.store(self.folder, self.profile.name, predicted)
         return display.show(predicted)
 
     # -- measure ------------------------------------------------------------------------------------------------
@@ -112,7 +102,7 @@ class Lab:
         `skip_refused`: a server that does not start or dies is a failed result with its reason, and not the end.
         """
         _check_unique(cells)
-        self._side_by_side = side_by_side
+        self._servers.side_by_side = side_by_side
         todo = [cell for cell in cells if self._must_measure(cell)]
         if todo:
             _make_way_for(self)
@@ -126,8 +116,8 @@ class Lab:
 
     def _measure_all(self, todo: list[Cell], skip_refused: bool) -> None:
         if self._quiet.turns and not self.base_url:
-            self._side_by_side = True
-            self._start_together([cell.server for cell in todo if not cell.fresh])
+            self._servers.side_by_side = True
+            self._servers.start_together([cell.server for cell in todo if not cell.fresh], self._quiet)
         with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:
             for cell in todo:
                 try:
@@ -135,7 +125,7 @@ class Lab:
                 except ServerError:
                     if not skip_refused:
                         raise
-                    self._end_current()
+                    self._servers.end_current()
                 bar.update()
 
     def _must_measure(self, cell: Cell) -> bool:
@@ -178,7 +168,7 @@ class Lab:
 
     def _measure_cell(self, cell: Cell, bar) -> None:
         try:
-            server = self._serve(cell, bar)
+            server = self._servers.serve(cell, self._quiet, bar, self.base_url)
         except ServerError as error:
             manifest = self._about(cell, _now()) | refusal(error)
             store.save_run(self.machine, self.section, manifest, *EMPTY)
@@ -206,57 +196,7 @@ class Lab:
         if result.interrupted:
             raise KeyboardInterrupt
         if cell.fresh:
-            self._end_current()
-
-    def _serve(self, cell: Cell, bar) -> Any:
-        from kvlab import server
-
-        if self.base_url:
-            self._server = self._server or server.attach(self.base_url)
-        elif self._server is None or self._server_config != cell.server or cell.fresh:
-            self._server, self._server_config = self._turn(cell), cell.server
-        if self._server is None:
-            bar.set_postfix_str("starting a server")
-            self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
-            self._server = server.VllmServer(
-                cell.server, log_dir=self._logs, on_phase=lambda phase, s: bar.set_postfix_str(f"{phase}, {s:.0f} s")
-            )
-            with self._quiet.starting():
-                self._server.start()
-        return self._server
-
-    def _start_together(self, configs: list[ServerConfig]) -> None:
-        """Starts every server that is not up yet at once, where notebooks take turns; an idle one disturbs nobody.
-
-        One that cannot start is left to its own cell, which tries again alone and tells why.
-        """
-        from kvlab import server
-
-        up = {*self._aside, *([self._server_config.model_dump_json()] if self._server is not None else [])}
-        wanted = {config.model_dump_json(): config for config in configs}
-        self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
-        new = {name: server.VllmServer(c, log_dir=self._logs) for name, c in wanted.items() if name not in up}
-        pool = ThreadPoolExecutor(max_workers=max(1, len(new)))
-        try:
-            with self._quiet.starting():
-                starts = {name: pool.submit(one.start) for name, one in new.items()}
-                wait(starts.values())
-        except BaseException:  # Ctrl-C, while this waits for them
-            for again in (True, False):  # once more for one that was about to be launched
-                for one in new.values():
-                    one.stop()
-                pool.shutdown(wait=again, cancel_futures=True)
-            raise
-        self._aside |= {name: new[name] for name, start in starts.items() if start.exception() is None}
-
-    def _turn(self, cell: Cell) -> Any:
-        """The server that waits for this cell, or None; the one in use steps aside, or all end."""
-        waiting = None if cell.fresh else self._aside.pop(cell.server.model_dump_json(), None)
-        if not self._side_by_side or (cell.fresh and not self._quiet.turns):
-            self._stop_server()
-        elif self._server is not None:
-            self._aside[self._server_config.model_dump_json()] = self._server
-        return waiting
+            self._servers.end_current()
 
     def _save(self, cell, server, result, nonce, utc, duration_s, problems) -> None:
         block_size = server.capacity.metric_block_size or cell.server.block_size
@@ -280,27 +220,16 @@ class Lab:
             "cell": self._as_served(cell).model_dump(mode="json"),
             "profile": self.profile.name,
             "created_utc": utc,
-            "predictions": _predictions(self.folder),
+            "predictions": predictions.last(self.folder),
             "provenance": provenance.collect(),
         }
 
     def close(self) -> None:
         """Stops the server, if one runs, and lets others measure. Safe to call twice."""
-        self._stop_server()
+        self._servers.stop()
         if self._quiet is not None:
             self._quiet.close()
             self._quiet = None
-
-    def _end_current(self) -> None:
-        server, self._server, self._server_config = self._server, None, None
-        if hasattr(server, "stop"):
-            server.stop()
-
-    def _stop_server(self) -> None:
-        self._end_current()
-        for server in self._aside.values():
-            server.stop()
-        self._aside = {}
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -356,19 +285,6 @@ def _check_machine(machine: str) -> None:
             f"The machine {PUBLISHED} holds published values; nothing is measured or replayed into it.",
             next_step="use another name, or leave it out; its values stand in every figure and in the report anyway",
         )
-
-
-def _predictions(folder: Path) -> dict | None:
-    """When the predictions were stored, so that a run shows that they came first."""
-    stored = _stored_predictions(folder / "computed.json")["stored"]
-    return {"stored_utc": stored[-1]["utc"], "numbers": len(stored[-1]["rows"])} if stored else None
-
-
-def _stored_predictions(path: Path) -> dict[str, list]:
-    try:
-        return json.loads(path.read_text()) if path.is_file() else {"stored": []}
-    except ValueError as error:
-        raise StoreError(f"{path} cannot be read: {error}", next_step="restore it from git, or remove it") from None
 
 
 _measuring: Lab | None = None

@@ -1,0 +1,87 @@
+"""The servers of one laboratory: one at a time, or several side by side that take turns."""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvlab.config import Cell, ServerConfig
+from kvlab.quiet import Quiet
+
+
+@dataclass
+class Servers:
+    """At most one server is in use; `side_by_side`: the others wait for their next turn instead of ending."""
+
+    side_by_side: bool = False
+    _current: Any = None
+    _config: ServerConfig | None = None
+    _aside: dict[str, Any] = field(default_factory=dict)
+    _logs: Path | None = None
+
+    def serve(self, cell: Cell, quiet: Quiet, bar, base_url: str = "") -> Any:
+        """The server for this cell, running. Raises ServerError where it does not start; `bar` shows the phases."""
+        from kvlab import server
+
+        if base_url:
+            self._current = self._current or server.attach(base_url)
+        elif self._current is None or self._config != cell.server or cell.fresh:
+            self._current, self._config = self._turn(cell, quiet), cell.server
+        if self._current is None:
+            bar.set_postfix_str("starting a server")
+            self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
+            self._current = server.VllmServer(
+                cell.server, log_dir=self._logs, on_phase=lambda phase, s: bar.set_postfix_str(f"{phase}, {s:.0f} s")
+            )
+            with quiet.starting():
+                self._current.start()
+        return self._current
+
+    def start_together(self, configs: list[ServerConfig], quiet: Quiet) -> None:
+        """Starts every server that is not up yet at once, where notebooks take turns; an idle one disturbs nobody.
+
+        One that cannot start is left to its own cell, which tries again alone and tells why.
+        """
+        from kvlab import server
+
+        up = {*self._aside, *([self._config.model_dump_json()] if self._current is not None else [])}
+        wanted = {config.model_dump_json(): config for config in configs}
+        self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
+        new = {name: server.VllmServer(c, log_dir=self._logs) for name, c in wanted.items() if name not in up}
+        pool = ThreadPoolExecutor(max_workers=max(1, len(new)))
+        try:
+            with quiet.starting():
+                starts = {name: pool.submit(one.start) for name, one in new.items()}
+                wait(starts.values())
+        except BaseException:  # Ctrl-C, while this waits for them
+            for again in (True, False):  # once more for one that was about to be launched
+                for one in new.values():
+                    one.stop()
+                pool.shutdown(wait=again, cancel_futures=True)
+            raise
+        self._aside |= {name: new[name] for name, start in starts.items() if start.exception() is None}
+
+    def _turn(self, cell: Cell, quiet: Quiet) -> Any:
+        """The server that waits for this cell, or None; the one in use steps aside, or all end."""
+        waiting = None if cell.fresh else self._aside.pop(cell.server.model_dump_json(), None)
+        if not self.side_by_side or (cell.fresh and not quiet.turns):
+            self.stop()
+        elif self._current is not None:
+            self._aside[self._config.model_dump_json()] = self._current
+        return waiting
+
+    def end_current(self) -> None:
+        """Ends the server in use; an existing one goes on."""
+        server, self._current, self._config = self._current, None, None
+        if hasattr(server, "stop"):
+            server.stop()
+
+    def stop(self) -> None:
+        """Ends every server of the laboratory. Safe to call twice."""
+        self.end_current()
+        for server in self._aside.values():
+            server.stop()
+        self._aside = {}
