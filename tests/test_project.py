@@ -1,0 +1,152 @@
+"""What the project says of itself: one list of dependencies, targets that exist, modules that can be read."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvlab import claims, cli, profile
+
+ROOT = Path(__file__).resolve().parent.parent
+CONDA_NAMES = {"prometheus-client": "prometheus_client", "matplotlib": "matplotlib-base"}
+# Committed machines whose claims must follow from their runs.
+MACHINES = ("cpu-tiny", "h200", "h200-x2")
+TEXTS = {".py", ".md", ".toml", ".yml", ".ipynb", ".html", ".mplstyle", ".cfg", ""}
+
+
+def tracked():
+    """The files that belong to the project, by git; all of them where there is no git."""
+    git = shutil.which("git")
+    listed = subprocess.run([git or "false", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True)
+    if listed.returncode == 0:
+        return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    skipped = {".venv", "_build", ".git"}
+    return [path for path in ROOT.rglob("*") if path.is_file() and not skipped & set(path.relative_to(ROOT).parts)]
+
+
+def makefile_targets():
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
+
+
+# -- dependencies -------------------------------------------------------------------------------------------------
+
+
+def test_conda_and_pip_install_the_same():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {f"python{project['requires-python']}", "pip"}
+    for line in project["dependencies"]:
+        name = re.match(r"[\w-]+", line)[0]
+        wanted.add(line.replace(name, CONDA_NAMES.get(name, name), 1))
+    lines = (ROOT / "environment.yml").read_text().splitlines()
+    listed = [line.strip()[2:] for line in lines[lines.index("dependencies:") :] if line.strip().startswith("- ")]
+    assert sorted(listed) == sorted(wanted)
+
+
+def test_every_imported_package_is_a_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in project["dependencies"]}
+    declared |= {"pynvml", "IPython", "nbformat", "nbclient", "yarl"}  # of nvidia-ml-py, jupyterlab, papermill, aiohttp
+    declared |= {"torch", "uvloop", "vllm", "transformers", "tokenizers"}  # optional, or come with vLLM
+    used = set()
+    for path in (ROOT / "kvlab").rglob("*.py"):
+        used |= set(re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), re.M))
+    assert {name for name in used if name not in sys.stdlib_module_names} - {"kvlab"} <= declared
+
+
+# -- the front door -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_help_lists_what_is_documented():
+    told = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True).stdout
+    documented = set(re.findall(r"^([a-z][a-z-]*):.*## ", (ROOT / "Makefile").read_text(), re.M))
+    assert documented == {word for word in re.findall(r"^  make ([a-z-]+)", told, re.M)}
+    assert {"report", "measure", "replay", "test", "lab", "help"} <= documented
+    for option in ("PROFILE", "MACHINE", "ENGINE", "PYTHON"):
+        assert f"{option}=" in told
+
+
+def test_the_readme_names_commands_that_exist():
+    readme = re.sub(r" #.*", "", (ROOT / "README.md").read_text())
+    assert {
+        name for name in re.findall(r"\bmake ([a-z][a-z-]*)(?=[ `\n])", readme) if name != "it"
+    } <= makefile_targets()
+    commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
+    blocks = "\n".join(re.findall(r"```.*?```|`kvlab [^`]*`", readme, re.S))
+    assert set(re.findall(r"\bkvlab ([a-z]+)\b", blocks)) - {"import"} <= commands
+    helps = {name: CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "200"}).stdout for name in commands}
+    used = re.findall(r"\bkvlab ([a-z]+)\b.*?(--[a-z-]+)", blocks)
+    assert used and all(option in helps[command] for command, option in used)
+
+
+def test_the_readme_links_to_files_that_are_there():
+    readme = (ROOT / "README.md").read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", readme) if "://" not in link]
+    ours = [link for link in links if not link.startswith(("figures/", "data/"))]
+    assert ours and all((ROOT / link).exists() for link in ours)
+
+
+def test_the_readme_names_every_profile():
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"`{name}`" in readme for name in profile.built_in())
+
+
+# -- what is committed --------------------------------------------------------------------------------------------
+
+
+def test_modules_stay_readable():
+    long = {path.name: n for path in (ROOT / "kvlab").glob("*.py") if (n := len(path.read_text().splitlines())) > 350}
+    assert not long
+
+
+def test_no_text_names_a_folder_of_its_author():
+    """Paths of one person's machine help nobody and tell too much."""
+    pattern = re.compile(r"(?<![\w.~/-])/(?:root|work|home/[a-z]\w*|Users/\w+|tmp/\w)[\w./-]*")
+    allowed = {
+        "privacy.py",
+        "test_privacy.py",
+        "test_store.py",
+        "test_provenance.py",
+    }  # they feed such paths on purpose
+    found = {}
+    for path in tracked():
+        if (
+            path.suffix in TEXTS
+            and path.name not in allowed
+            and "fixtures" not in path.parts
+            and path != Path(__file__)
+        ):
+            lines = path.read_text(errors="replace").splitlines()
+            hits = [f"{n}: {match[0]}" for n, line in enumerate(lines, 1) if (match := pattern.search(line))]
+            if hits:
+                found[str(path.relative_to(ROOT))] = hits[:3]
+    assert not found
+
+
+def test_stored_runs_name_no_folder_of_their_author():
+    pattern = re.compile(r"(?<![\w.~/-])/(?:root|home|work)/")
+    runs = [path for path in tracked() if path.name == "run.json"]
+    assert not [str(path) for path in runs if pattern.search(path.read_text())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+def test_claims_follow_from_the_committed_runs(machine, tmp_path, monkeypatch):
+    folder = ROOT / "data" / machine
+    if not (folder / "claims.csv").is_file():
+        pytest.skip(f"data/{machine} is not there")
+    from kvlab import run
+
+    shutil.copytree(ROOT / "data" / "article", tmp_path / "data" / "article")
+    shutil.copytree(folder, tmp_path / "data" / machine)
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    measured = set(claims.read(folder)["section"])
+    for section, path in run.notebooks().items():
+        if section in measured:
+            run.execute(path, {"MACHINE": machine, "MODE": "replay"}, tmp_path / path.name)
+    assert (tmp_path / "data" / machine / "claims.csv").read_bytes() == (folder / "claims.csv").read_bytes()
