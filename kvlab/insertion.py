@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,27 @@ class Insertion:
     @property
     def longest_s(self) -> float:
         return max(self.gaps_s)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When long inputs come, and how many tokens the decoding request needs to outlast them all."""
+
+    every_s: float
+    output_tokens: int
+
+
+def schedule(ttft_s: float | None, step_s: float | None, inserts: int) -> Schedule:
+    """From the long input's TTFT and the decode step, both measured alone: no overlap, and decoding until the end.
+
+    Half as long again as the TTFT alone leaves room for small chunks; two digits, so that it prints and hashes well.
+    Without measurements a schedule that no run was made with: the cells then say that they are not measured.
+    """
+    if not ttft_s or not step_s:
+        return Schedule(1.0, 300)
+    every_s = float(f"{1.5 * ttft_s + 10 * step_s:.2g}")
+    decoding_s = (inserts + 1) * every_s - inserts * ttft_s
+    return Schedule(every_s, 50 * math.ceil(1.1 * decoding_s / step_s / 50))
 
 
 def insertions(requests: pd.DataFrame) -> tuple[list[Insertion], str | None]:
@@ -71,3 +93,14 @@ def _parts(requests: pd.DataFrame) -> tuple[pd.Series | None, pd.DataFrame, str 
     if (starts[1:] < ends[:-1]).any():
         return None, long, "two long inputs overlapped; insert them further apart"
     return decode, long, None
+
+
+def gaps_over_time(axis, run, label: str, color: str) -> None:
+    """The decoding request's gaps in ms over the run's time, one stem a gap; nothing where there is no run."""
+    rows = measured_rows(run.requests()) if run is not None else None
+    if rows is None or rows[rows["kind"] == "decode"].empty:
+        return
+    times = np.asarray(rows[rows["kind"] == "decode"].iloc[0]["event_times_s"], dtype=float)
+    if len(times) > 1:
+        axis.vlines(times[1:] - times[0], 0, np.diff(times) * 1e3, color=color, lw=1.6, label=label)
+        axis.set_ylim(bottom=0)

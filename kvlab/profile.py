@@ -87,12 +87,22 @@ class Fp8Kv(Strict):
     window_tokens: int = Field(gt=1)
 
 
+class LongInputs(Strict):
+    """Three long inputs into one decoding request, at fixed times."""
+
+    input_tokens: int = Field(gt=0)
+    output_tokens: int = Field(gt=1)  # of the decoding request: long enough to outlast the inputs
+    every_s: float = Field(gt=0)
+    repeats: int = Field(3, gt=1)
+
+
 class Repeatability(Strict):
     server: dict[str, str | int | float | bool] = Field(default_factory=dict)
     shape: Shape
     repeats: int = Field(gt=2)  # on the first server
     starts: int = Field(gt=1)  # servers, the first one included; each later one measures once
     half_width: float = Field(0.01, gt=0)  # relative: the precision for which the repeats are counted
+    insertion: LongInputs | None = None  # the longest gap of a decoding request, repeated on the first server
 
 
 class LoadPoint(Strict):

@@ -127,3 +127,11 @@ def test_an_input_below_the_chunk_is_one_piece():
 def test_without_room_for_prefill_there_is_no_prediction():
     with pytest.raises(ConfigError):
         predict.chunk_costs_s(MODEL, 32, 3500, decoding=32)
+
+
+@pytest.mark.parametrize(("ttft_s", "step_s"), [(0.65, 0.009), (0.035, 0.0027), (0.8, 0.0027), (0.37, 0.0024)])
+def test_a_schedule_fits_fast_and_slow_machines(ttft_s, step_s):
+    plan = insertion.schedule(ttft_s, step_s, 3)
+    assert plan.every_s > 1.3 * ttft_s  # the long inputs do not meet, even where small chunks slow them down
+    decoding_until_s = plan.output_tokens * step_s + 3 * ttft_s
+    assert 3 * plan.every_s + ttft_s < decoding_until_s < 3 * 3 * plan.every_s
