@@ -109,6 +109,12 @@ def _of(stated: Iterable[Claim], quantity: str, between: str) -> list[tuple[dict
     return [(where, c) for where, c in found if c.measured is not None and where.get("between") == between]
 
 
+def _where(conditions: dict[str, str]) -> str:
+    return (
+        f"{conditions['of']} at {conditions['c']} clients" if "c" in conditions else f"{conditions['of']} of insertions"
+    )
+
+
 def largest(stated: Iterable[Claim], between: str) -> str | None:
     """The steadiest and the least steady quantity, with their noise floors."""
     found = sorted(_of(stated, QUANTITY, between), key=lambda pair: pair[1].measured)
@@ -116,15 +122,15 @@ def largest(stated: Iterable[Claim], between: str) -> str | None:
         return None
     (best, low), (worst, high) = found[0], found[-1]
     return (
-        f"Noise floor between {between}: from {low.measured:.1%} ({best['of']} at {best['c']} clients) "
-        f"to {high.measured:.1%} ({worst['of']} at {worst['c']} clients); a difference below it is none."
+        f"Noise floor between {between}: from {low.measured:.1%} ({_where(best)}) "
+        f"to {high.measured:.1%} ({_where(worst)}); a difference below it is none."
     )
 
 
 def starts_against_repeats(stated: Iterable[Claim]) -> str | None:
     """How often a spread over starts is larger than the one on a single server, and beyond what chance explains."""
     stated = list(stated)
-    one = {(w["of"], w["c"]): c for w, c in _of(stated, "spread", "repeats")}
+    one = {(w["of"], w.get("c")): c for w, c in _of(stated, "spread", "repeats")}
     starts = {(w["of"], w["c"]): c for w, c in _of(stated, "spread", "starts")}
     pairs = [(name, starts[name], one[name]) for name in starts if name in one]
     if not pairs:
