@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvlab.client import Endpoint, body, clock, send, warm_pool
-from kvlab.http1 import Pool
+from kvlab.http1 import IDLE_REUSE_S, Pool
 from kvlab.workload import Request
 
 TICK_S = 0.01
@@ -42,7 +42,9 @@ class Job:
         """Connections to open before the start."""
         if self.new_connection:
             return 0
-        return min(len(self.requests), POOL_LIMIT if self.open_loop else self.concurrency)
+        if self.open_loop:  # those opened for later would be too old by then
+            return min(POOL_LIMIT, sum((request.at_s or 0.0) < IDLE_REUSE_S for request in self.requests))
+        return min(len(self.requests), self.concurrency)
 
 
 @dataclass

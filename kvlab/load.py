@@ -55,7 +55,7 @@ def run_load(
     `nonce` must differ between runs on a server. `requests` is an explicit plan in place of the one of `load`, with
     `at_s` offsets from the start of the measured phase. `metrics` are the servers whose counters are watched, where
     they are others than `endpoint`. Raises LoadError when no load can be generated; a failing server is rows, not an
-    exception. Ctrl-C returns what was measured with `interrupted` set.
+    exception. Ctrl-C returns what was measured with `interrupted` set (of several processes: the phases that ended).
     """
     run = _Run(endpoint, load, nonce, requests, metrics)
     run.thread.start()

@@ -1,10 +1,12 @@
 import asyncio
+import json
 import os
 import signal
 import threading
 import time
 
 import pandas as pd
+import psutil
 import pytest
 
 from kvlab import answer
@@ -14,7 +16,7 @@ from kvlab.config import LoadConfig
 from kvlab.driver import SERVER_GONE
 from kvlab.errors import ConfigError, LoadError
 from kvlab.fake_server import Behaviour, FakeServer
-from kvlab.load import request_frame, run_load, run_load_async
+from kvlab.load import PROGRESS_AFTER_S, request_frame, run_load, run_load_async
 from kvlab.records import REQUEST_COLUMNS, SAMPLE_COLUMNS
 from kvlab.scrape import counter_delta, sample_frame
 from kvlab.workload import Request, plan
@@ -53,7 +55,7 @@ def test_a_closed_loop_from_end_to_end(fake):
     assert result.requests["phase"].tolist() == ["warmup"] * 4 + ["measure"] * 20
     assert result.requests["request"].tolist() == [*range(4), *range(20)]
     assert result.requests["ok"].all() and not result.interrupted
-    certificate = result.certificate
+    certificate = json.loads(json.dumps(result.certificate))
     assert certificate["failures"] == [] and certificate["fake"] is True
     assert certificate["output_tokens_rows"] == certificate["output_tokens_counter"] == 24 * 5
     assert certificate["prompt_tokens_rows"] == certificate["prompt_tokens_counter"] == 24 * 32
@@ -234,6 +236,15 @@ def test_ctrl_c_returns_what_was_measured(fake):
     assert ended("kvlab-load")
 
 
+def test_ctrl_c_ends_all_processes(fake):
+    fake.behaviour = Behaviour(fault="hang")
+    threading.Timer(1.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    result = run(fake, processes=2)
+    assert result.interrupted and time.monotonic() - began < 6
+    assert not psutil.Process().children()
+
+
 def ended(name):
     """Whether every thread of this name is over, or is so within a second."""
     for _ in range(100):
@@ -275,11 +286,13 @@ def test_a_client_that_cannot_keep_up_is_marked_late(fake, monkeypatch):  # pitf
     assert any("late" in problem for problem in certificate["problems"])
 
 
-def test_the_bar_appears_only_after_two_seconds(fake, capsys):
+def test_the_bar_appears_only_where_it_takes_long(fake, capsys, monkeypatch):
+    assert PROGRESS_AFTER_S == 2
+    monkeypatch.setattr("kvlab.load.PROGRESS_AFTER_S", 0.5)
     run_load(fake.endpoint, load(), nonce=1)
     assert "req" not in capsys.readouterr().err
-    fake.behaviour = Behaviour(ttft_s=0.9)
-    run_load(fake.endpoint, load(requests=12), nonce=1)
+    fake.behaviour = Behaviour(ttft_s=0.3)
+    run_load(fake.endpoint, load(requests=16), nonce=1)
     assert "req" in capsys.readouterr().err
 
 
