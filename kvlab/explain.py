@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from IPython.display import Markdown, display
 
-from kvlab.claims import Claim
+from kvlab import startup
+from kvlab.claims import Claim, conditions_text
 from kvlab.measure import Result
 
 
@@ -120,7 +121,17 @@ def two_models(plain: Iterable[Claim], refined: Iterable[Claim], first: str, sec
     if not all(sides):
         return None
     (low, high), (low2, high2) = ((min(side), max(side)) for side in sides)
-    return f"With {first} the predictions are off by {low:+.0%} to {high:+.0%}; with {second} by {low2:+.0%} to {high2:+.0%}."
+    plain_text, refined_text = f"{low:+.0%} to {high:+.0%}", f"{low2:+.0%} to {high2:+.0%}"
+    return f"With {first} the predictions are off by {plain_text}; with {second} by {refined_text}."
+
+
+def refused(checked: Iterable[tuple[Result, str | None]]) -> str | None:
+    """Which runs a section left out because they do not show what it looks for, and why."""
+    checked = list(checked)
+    out = [(result.run.id, why) for result, why in checked if why]
+    if not out:
+        return None
+    return f"{len(out)} of {len(checked)} runs are left out: " + "; ".join(f"{run}: {why}" for run, why in out) + "."
 
 
 def change(claims: Iterable[Claim], quantity: str, what: str) -> str | None:
@@ -128,9 +139,37 @@ def change(claims: Iterable[Claim], quantity: str, what: str) -> str | None:
     found = [c for c in claims if c.quantity == quantity and c.measured is not None]
     if not found:
         return None
-    parts = [f"{c.measured:+.1%}" + (f" (computed {c.computed:+.1%})" if c.computed is not None else "") for c in found]
-    listed = "; ".join(f"{part} at {c.conditions}" for part, c in zip(parts, found, strict=True))
-    return f"Change of the {what}: {listed}."
+    return f"Change of the {what}: " + "; ".join(f"{_changed(c)} at {c.conditions}" for c in found) + "."
+
+
+def _changed(c: Claim) -> str:
+    beside = [f"computed {c.computed:+.1%}"] if c.computed is not None else []
+    beside += [f"{c.ci_low:+.1%} to {c.ci_high:+.1%}"] if None not in (c.ci_low, c.ci_high) else []
+    return f"{c.measured:+.1%}" + (f" ({', '.join(beside)})" if beside else "")
+
+
+def longest_phase(claims: Iterable[Claim], where: Mapping[str, object]) -> str | None:
+    """Which phase of a start takes the most of it. `where`: the start's conditions, without the phase."""
+    start = conditions_text(where) + ";phase="
+    found = [c for c in claims if c.quantity == "phase_s" and c.conditions.startswith(start) and c.measured is not None]
+    total = sum(c.measured for c in found)
+    if not total:
+        return None
+    most = max(found, key=lambda c: c.measured)
+    name = most.conditions.removeprefix(start)
+    return f"{conditions_text(where)}: {name} takes {most.measured:.1f} of {total:.1f} s ({most.measured / total:.0%})."
+
+
+def moved_memory(cold: Mapping[str, float], warm: Mapping[str, float], server: str) -> str | None:
+    """Which part of the memory explains that two starts get KV pools of different sizes."""
+    moved = startup.moved_most(cold, warm)
+    if moved is None or not {"kv"} <= cold.keys() & warm.keys():
+        return None
+    grown, (part, change) = warm["kv"] - cold["kv"], moved
+    return (
+        f"{server}: the pool changes by {grown / 2**20:+,.0f} MiB from the cold to the warm start; of the memory in "
+        f"use {part.replace('_', ' ')} changes most, by {change / 2**20:+,.0f} MiB."
+    )
 
 
 def not_measured(claims: Iterable[Claim]) -> str | None:

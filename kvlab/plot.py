@@ -115,7 +115,9 @@ def plain_log_y(axis: Axes) -> None:
     if _empty(axis):
         return
     axis.set_yscale("log")
-    axis.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
 
 
 def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) -> Figure:
@@ -138,6 +140,11 @@ def figure_files(machine: str, section: str) -> list[Path]:
     """The stored figures of a section, as paths of their JSON."""
     files = sorted(store.figures_dir(machine).glob("*.json"))
     return [path for path in files if json.loads(path.read_text()).get("notebook") == section]
+
+
+def say_where_empty(axis: Axes) -> None:
+    """Writes "not measured" into an axis without points."""
+    _empty(axis)
 
 
 def _empty(axis: Axes) -> bool:

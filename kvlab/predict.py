@@ -236,6 +236,20 @@ def prefill_line(points: list[tuple[int, float | None]]) -> tuple[float | None, 
     return (mean_y - slope * mean_x, 1 / slope) if slope > 0 else (None, None)
 
 
+def eager_step_s(fast_step_s: float, overhead_s: float, *, asynchronous: bool) -> float:
+    """A decode step without compilation and graphs, from the step with them and what starting the kernels costs.
+
+    A GPU computes while the next kernels are started: the longer of the two counts, so that a large model hides the
+    starting. A CPU does one after the other: they add up. The overhead grows with the layers, not with the requests.
+    """
+    return max(fast_step_s, overhead_s) if asynchronous else fast_step_s + overhead_s
+
+
+def step_overhead_s(fast_step_s: float, eager_step_s: float, *, asynchronous: bool) -> float:
+    """The overhead in `eager_step_s` of one model: on a GPU at most the eager step, on a CPU the difference."""
+    return eager_step_s if asynchronous else max(0.0, eager_step_s - fast_step_s)
+
+
 class PrefillModel(NamedTuple):
     """TTFT of a request sent alone: fixed + per_token n + per_pair n (m + n / 2), n new tokens after m cached ones.
 

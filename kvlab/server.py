@@ -195,7 +195,7 @@ class VllmServer:
         with self.log_path.open("rb") as file:
             file.seek(offset)
             text = file.read()
-        whole = text.rfind(b"\n") + 1
+        whole = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1  # a progress bar rewrites its line until it is full
         names = [phase_of(line) for line in text[:whole].decode(errors="replace").splitlines()]
         return [name for name in names if name], offset + whole
 

@@ -1,0 +1,116 @@
+"""Pictures of starts and of what they buy: stacked phases, gains of graphs or compilation, ready times, capacities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from kvlab import claims, plot, store
+from kvlab.startup import GROUPS
+
+COLOURS = ("#999999", "#56B4E9", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#F0E442", "#0072B2")
+
+
+def stacked_bar(axis: Axes, y: float, seconds: Mapping[str, float], *, label: bool = False) -> None:
+    """One start as a bar of its phases, with the total at its end."""
+    left = 0.0
+    for name, colour in zip(GROUPS, COLOURS, strict=True):
+        width = seconds.get(name, 0.0)
+        axis.barh(y, width, left=left, height=0.62, color=colour, label=name if label else None, zorder=3)
+        left += width
+    axis.annotate(f"{left:.0f} s", (left, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+
+
+def stated(machine: str, section: str, quantity: str) -> list[dict[str, Any]]:
+    """Conditions and measured value of each claim of that quantity that has one."""
+    table = claims.read(store.machine_dir(machine))
+    table = table[(table["section"] == section) & (table["quantity"] == quantity)].dropna(subset="measured")
+    conditions = table["conditions"].fillna("")
+    pairs = zip(conditions, table["measured"], strict=True)
+    return [claims.parse_conditions(text) | {"value": float(value)} for text, value in pairs]
+
+
+def stated_bars(machine: str) -> list[tuple[str, dict[str, float]]]:
+    """(label, seconds by phase) of each start that a machine's claims hold."""
+    bars: dict[str, dict[str, float]] = {}
+    names = {name.replace(" ", "-"): name for name in GROUPS}
+    for found in stated(machine, "startup", "phase_s"):
+        start = f" {found['start']}" if "start" in found else ""
+        bar = bars.setdefault(f"{machine}\n{found['server']}, {found['caches']}{start}", {})
+        bar[names[found["phase"]]] = found["value"]
+    return list(bars.items())
+
+
+def gains(machine: str) -> list[dict[str, Any]]:
+    """machine, model, c and gain (on / off - 1) from a machine's throughput with and without graphs or compilation."""
+    found = pd.DataFrame(stated(machine, "cuda_graphs", "throughput_tok_s"))
+    rows = []
+    for switch in ("graphs", "compile"):
+        if switch not in found:
+            continue
+        table = found.pivot_table(index=["model", "c"], columns=switch, values="value").reset_index()
+        if {"on", "off"} <= set(table):
+            table = table.dropna(subset=["on", "off"])
+            table = table.assign(machine=machine, c=table["c"].astype(int), gain=table["on"] / table["off"] - 1)
+            rows += table[["machine", "model", "c", "gain"]].to_dict("records")
+    return sorted(rows, key=lambda row: (row["model"], row["c"]))
+
+
+def draw_gains(axis: Axes, machines: Sequence[str], *, own: str) -> None:
+    """Gains in percent, one row a machine, model and number of clients."""
+    rows = [row for machine in machines for row in gains(machine)]
+    for y, row in enumerate(rows):
+        article = row["machine"] == "article"
+        colour = plot.MEASURED if row["machine"] == own else plot.ARTICLE if article else plot.OTHER
+        axis.plot([0, row["gain"] * 100], [y, y], color="#bbbbbb", lw=2, zorder=2)
+        marker = plot.MARKERS.get(row["machine"], "o")
+        axis.plot([row["gain"] * 100], [y], marker, mfc="white" if article else colour, color=colour)
+    axis.axvline(0, color=plot.COMPUTED, lw=1)
+    _rows(axis, [f"{row['machine']}, {row['model']}, c={row['c']}" for row in rows])
+    axis.set_xlabel("%")
+
+
+def draw_ready(axis: Axes, machines: Sequence[str]) -> None:
+    """Ready times with and without graphs or compilation, one row a machine, model and start."""
+    rows: dict[str, dict[str, float]] = {}
+    for machine in machines:
+        for found in stated(machine, "cuda_graphs", "ready_s"):
+            start = f", start {found['start']}" if "start" in found else ""
+            arm = found.get("graphs") or found.get("compile")
+            rows.setdefault(f"{machine}, {found['model']}{start}", {})[arm] = found["value"]
+    for y, ready in enumerate(rows.values()):
+        axis.plot(list(ready.values()), [y] * len(ready), color="#bbbbbb", lw=2, zorder=2)
+        for arm, colour, name in (("off", plot.OTHER, "eager"), ("on", plot.MEASURED, "graphs or compiled")):
+            if arm in ready:
+                axis.plot([ready[arm]], [y], "o", color=colour, label=name if y == 0 else None, zorder=3)
+    _rows(axis, list(rows))
+    axis.set_xlabel("seconds")
+    axis.set_xlim(left=0)
+    if rows:
+        axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2)
+
+
+def draw_capacity(axis: Axes, series: Mapping[str, Sequence[float]]) -> None:
+    """KV capacity of each start as a multiple of the first one's; one line a server. Says so where there is none."""
+    colours = {"article": plot.ARTICLE}
+    for name, values in series.items():
+        colour = next((c for word, c in colours.items() if name.startswith(word)), plot.MEASURED)
+        mfc = "white" if name.startswith("article") else colour
+        x = range(1, len(values) + 1)
+        line = axis.plot(x, [v / values[0] for v in values], "o-", color=colour, mfc=mfc, lw=1.2)[0]
+        end = (len(values), line.get_ydata()[-1])
+        axis.annotate(name, end, xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+    axis.axhline(1, color=plot.COMPUTED, lw=1, label="computed: caches change nothing")
+    longest = max((len(values) for values in series.values()), default=2)
+    axis.set_xticks(range(1, longest + 1), ["first", *(f"{n}." for n in range(2, longest + 1))])
+    axis.set_xlim(0.7, longest + 1.3)
+    axis.set_xlabel("start")
+    axis.set_ylabel("capacity ÷ first start's")
+
+
+def _rows(axis: Axes, labels: list[str]) -> None:
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(max(len(labels), 1) - 0.4, -0.6)

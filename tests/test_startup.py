@@ -1,0 +1,104 @@
+"""Where the seconds and the memory of a start go, what warm caches can save, and when graphs pay."""
+
+import pytest
+
+from kvlab import claims, plot_start, predict, startup, store
+from kvlab.startup_log import PHASES
+
+COLD = {
+    "imports": 15.0,
+    "model inspection": 22.0,
+    "engine imports": 26.0,
+    "engine start": 3.0,
+    "weights": 1.0,
+    "profile run": 9.0,
+    "compile": 21.0,
+    "kv profiling": 3.0,
+    "kv cache": 0.0,
+    "graph capture": 7.0,
+    "warm-up": 20.0,
+    "API start": 1.0,
+    "first answer": 0.5,
+}
+
+
+def server(**startup_fields):
+    return {"startup": startup_fields}
+
+
+def test_every_phase_of_the_log_has_a_place_in_the_bar():
+    grouped = [phase for phases in startup.GROUPS.values() for phase in phases]
+    assert sorted(grouped) == sorted(["imports", *(name for name, _ in PHASES)])
+
+
+def test_the_groups_add_up_to_the_whole_start():
+    found = startup.phase_seconds(server(timeline=COLD))
+    assert sum(found.values()) == pytest.approx(sum(COLD.values()))
+    assert (found["imports"], found["compile"], found["first answer"]) == (44.0, 30.0, 1.5)
+
+
+def test_a_phase_that_a_start_lacks_is_no_zero():
+    eager = {name: s for name, s in COLD.items() if name not in ("profile run", "compile", "graph capture")}
+    found = startup.phase_seconds(server(timeline=eager))
+    assert not {"compile", "graph capture"} & found.keys()
+    assert startup.phase_seconds(None) == startup.phase_seconds(server()) == {}
+
+
+def test_what_caches_and_eager_can_save_follows_from_the_cold_start():
+    found = startup.phase_seconds(server(timeline=COLD))
+    assert startup.warm_ready_s(found) == pytest.approx(sum(COLD.values()) - 30.0)
+    assert startup.saved_by_eager_s(found) == pytest.approx(30.0 + 7.0 + 20.0)
+    assert startup.warm_ready_s({}) is None
+    assert startup.saved_by_eager_s({"imports": 9.0}) is None
+
+
+PARTS = {"requested": 13.98, "weights": 3.22, "peak_activation": 0.64, "non_torch": 0.22, "graphs": 0.53}
+
+
+def test_the_pool_is_what_the_other_parts_leave():  # pitfall 19
+    parts = startup.memory_bytes(server(memory_gib=PARTS, available_kv_gib=9.9))
+    assert parts["kv"] == 9.9 * 2**30
+    # A recorded start of vLLM 0.26: the graphs are captured after the pool is sized.
+    assert startup.kv_bytes_from_parts(parts) == pytest.approx(parts["kv"], rel=2e-3)
+    newer = {name: v for name, v in PARTS.items() if name not in ("weights", "non_torch")}
+    newer["weights_and_non_torch"] = 3.44
+    assert startup.kv_bytes_from_parts(newer) == pytest.approx(startup.kv_bytes_from_parts(PARTS))
+
+
+def test_without_a_part_there_is_no_sum():
+    for name in ("requested", "weights", "peak_activation"):
+        assert startup.kv_bytes_from_parts({k: v for k, v in PARTS.items() if k != name}) is None
+    assert startup.memory_bytes(server(memory_gib={}, available_kv_gib=0.04)) == {}
+    assert startup.memory_bytes(None) == {}
+
+
+def test_the_part_that_moved_most_is_named_and_the_pool_is_none_of_them():
+    cold = {"peak_activation": 2.0, "non_torch": 1.0, "kv": 5.0}
+    assert startup.moved_most(cold, {"peak_activation": 1.5, "non_torch": 0.8, "kv": 5.7}) == ("peak_activation", -0.5)
+    assert startup.moved_most(cold, {"kv": 6.0}) is None
+
+
+def test_a_gpu_hides_the_launches_of_a_large_model_and_a_cpu_none():
+    """The article's steps: 5.95 and 9.26 ms on 28 layers; the larger models then gain nothing."""
+    launch = predict.step_overhead_s(5.95e-3, 9.26e-3, asynchronous=True)
+    assert predict.eager_step_s(15.15e-3, launch, asynchronous=True) == 15.15e-3
+    assert predict.eager_step_s(2.7e-3, launch, asynchronous=True) == 9.26e-3
+    overhead = predict.step_overhead_s(2.4e-3, 3.0e-3, asynchronous=False)
+    assert predict.eager_step_s(20e-3, overhead, asynchronous=False) == pytest.approx(20.6e-3)
+    assert predict.step_overhead_s(3.0e-3, 2.9e-3, asynchronous=False) == 0.0
+
+
+def test_gains_come_from_the_claims_of_any_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
+
+    def claim(switch, arm, c, value):
+        at = {"model": "tiny", "c": c, switch: arm}
+        return claims.claim("cuda_graphs", "throughput_tok_s", at, measured=value, unit="tok/s")
+
+    rows = [claim("compile", "on", 1, 150), claim("compile", "off", 1, 100), claim("compile", "on", 32, 500)]
+    reason = {"measured": None, "unit": "tok/s", "reason": "no GPU"}
+    rows += [claims.claim("cuda_graphs", "throughput_tok_s", {"model": "tiny", "c": 1, "graphs": "on"}, **reason)]
+    claims.write_section(store.machine_dir("mine"), "cuda_graphs", rows)
+    (found,) = plot_start.gains("mine")
+    assert (found["model"], found["c"], found["gain"]) == ("tiny", 1, pytest.approx(0.5))
+    assert plot_start.gains("other") == []
