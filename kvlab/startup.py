@@ -35,9 +35,14 @@ def saved_by_eager_s(seconds: Mapping[str, float]) -> float | None:
     return sum(parts) if parts else None
 
 
+def cached_s(cold: Mapping[str, float]) -> float:
+    """Seconds of the phases that leave something in a cache: the most that filled caches can save."""
+    return sum(cold.get(name, 0.0) for name in ("model inspection", "compile", "JIT and warm-up"))
+
+
 def warm_ready_s(cold: Mapping[str, float]) -> float | None:
-    """The start with filled caches, from the phases of a cold one: at best the whole compile phase falls away."""
-    return sum(cold.values()) - cold.get("compile", 0.0) if cold else None
+    """The start with filled caches at its best, from the phases of a cold one."""
+    return sum(cold.values()) - cached_s(cold) if cold else None
 
 
 def memory_bytes(server: Mapping[str, Any] | None) -> dict[str, float]:
