@@ -1,9 +1,11 @@
 """Long inputs inserted beside a decoding request: the plan, the gaps, and what a chunk costs."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
-from kvlab import config, insertion, predict, workload
+from kvlab import claims, config, explain, insertion, predict, workload
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import ConfigError
 from kvlab.load import request_frame
@@ -135,3 +137,28 @@ def test_a_schedule_fits_fast_and_slow_machines(ttft_s, step_s):
     assert plan.every_s > 1.3 * ttft_s  # the long inputs do not meet, even where small chunks slow them down
     decoding_until_s = plan.output_tokens * step_s + 3 * ttft_s
     assert 3 * plan.every_s + ttft_s < decoding_until_s < 3 * 3 * plan.every_s
+
+
+def claim(quantity, computed, measured, conditions="chunk=512"):
+    return claims.claim("s", quantity, conditions, computed=computed, measured=measured, unit="s")
+
+
+def test_two_models_are_compared_by_their_residuals_and_not_by_what_is_missing():
+    plain, refined = [claim("a", 1.0, 1.5), claim("a", 1.0, 0.9)], [claim("b", 1.0, 1.04)]
+    said = explain.two_models(plain, refined, "chunk ÷ speed", "attention")
+    assert said == "With chunk ÷ speed the predictions are off by -10% to +50%; with attention by +4% to +4%."
+    assert explain.two_models(plain, [claim("b", 1.0, None)], "x", "y") is None
+
+
+def test_changes_are_said_with_what_was_computed():
+    said = explain.change([claim("ttft_change", 0.05, 0.13), claim("ttft_change", 0.05, None)], "ttft_change", "TTFT")
+    assert said == "Change of the TTFT: +13.0% (computed +5.0%) at chunk=512."
+    assert explain.change([], "ttft_change", "TTFT") is None
+
+
+def test_runs_that_are_left_out_are_named():
+    run = SimpleNamespace(run=SimpleNamespace(id="chunk512-r0"))
+    assert explain.refused([(run, None)]) is None
+    assert explain.refused([(run, None), (run, "overlapped")]) == (
+        "1 of 2 runs are left out: chunk512-r0: overlapped."
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab import claims, plot_start, predict, startup, store
+from kvlab import claims, explain, plot_start, predict, startup, store
 from kvlab.startup_log import PHASES
 
 COLD = {
@@ -102,3 +102,23 @@ def test_gains_come_from_the_claims_of_any_machine(monkeypatch, tmp_path):
     (found,) = plot_start.gains("mine")
     assert (found["model"], found["c"], found["gain"]) == ("tiny", 1, pytest.approx(0.5))
     assert plot_start.gains("other") == []
+
+
+def phase(name, seconds, start="server=a;caches=cold"):
+    value = {"measured": seconds} if seconds is not None else {"reason": "this start has no such phase"}
+    return claims.claim("startup", "phase_s", f"{start};phase={name}", unit="s", **value)
+
+
+def test_the_longest_phase_of_one_start_is_said():
+    rows = [phase("imports", 6.0), phase("compile", 14.0), phase("graph-capture", None)]
+    rows.append(phase("imports", 90.0, "server=a;caches=warm"))
+    said = explain.longest_phase(rows, {"server": "a", "caches": "cold"})
+    assert said == "server=a;caches=cold: compile takes 14.0 of 20.0 s (70%)."
+    assert explain.longest_phase(rows, {"server": "b", "caches": "cold"}) is None
+
+
+def test_the_change_of_the_pool_is_said_with_the_part_that_moved():
+    cold, warm = {"peak_activation": 2.0**31, "kv": 2.0**33}, {"peak_activation": 2.0**30, "kv": 9 * 2.0**30}
+    said = explain.moved_memory(cold, warm, "a")
+    assert "the pool changes by +1,024 MiB" in said and "peak activation changes most, by -1,024 MiB" in said
+    assert explain.moved_memory({}, {}, "a") is None
