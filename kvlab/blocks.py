@@ -57,8 +57,9 @@ class Step(NamedTuple):
     """One forward pass. `decoding` requests compute one token each, with `kv_tokens` before them in the cache.
 
     `prefill_tokens` are all other tokens, recomputed ones included; `prefill_pairs` is the sum of n (m + n / 2) over
-    their requests, n new tokens after m cached ones. `output_tokens` leave the step for the clients. `held_by` is what
-    keeps the head of the queue waiting: "kv", "max_num_seqs", or null where it is only the tokens of a step.
+    their requests, n new tokens after m cached ones. `output_tokens` leave the step for the clients. `running`,
+    `waiting` and `used_blocks` are what the server's gauges show at its end. `held_by` is what keeps the head of the
+    queue waiting: "kv", "max_num_seqs", or null where it is only the tokens of a step.
     """
 
     decoding: int
@@ -217,9 +218,11 @@ class _Loop:
         scheduled, budget = self._grow()
         evicted = len(self.waiting) - before
         held_by = "kv" if evicted else self._admit(scheduled, budget)
-        self._record(scheduled, evicted, held_by)
+        work = _work(scheduled)
         for request, new in scheduled:
             self._compute(request, new)
+        used = self.engine.usable_blocks - len(self.pool.free)
+        self.steps.append(Step(*work, len(self.running), len(self.waiting), used, evicted, held_by))
 
     def _grow(self) -> tuple[list[tuple[_Request, int]], int]:
         """The running requests, in the order of their admission; the last ones are evicted for the first ones."""
@@ -279,24 +282,6 @@ class _Loop:
                 request.eviction = None
         return None
 
-    def _record(self, scheduled: list[tuple[_Request, int]], evicted: int, held_by: str | None) -> None:
-        ones = [request for request, new in scheduled if new == 1]
-        others = [(request, new) for request, new in scheduled if new > 1]
-        self.steps.append(
-            Step(
-                decoding=len(ones),
-                kv_tokens=sum(request.computed for request in ones),
-                prefill_tokens=sum(new for _, new in others),
-                prefill_pairs=sum(new * (request.computed + new / 2) for request, new in others),
-                output_tokens=sum(request.computed + new == request.tokens for request, new in scheduled),
-                running=len(self.running),
-                waiting=len(self.waiting),
-                used_blocks=self.engine.usable_blocks - len(self.pool.free),
-                evicted=evicted,
-                held_by=held_by,
-            )
-        )
-
     def _compute(self, request: _Request, new: int) -> None:
         request.computed += new
         if request.computed < request.tokens:
@@ -309,3 +294,16 @@ class _Loop:
             self.running.remove(request)
             self.pool.release(request.blocks)
             self._send(self.now + 1 + self.absent_steps)
+
+
+def _work(scheduled: list[tuple[_Request, int]]) -> tuple[int, int, int, float, int]:
+    """The first five numbers of a step, before it is computed."""
+    ones = [request for request, new in scheduled if new == 1]
+    others = [(request, new) for request, new in scheduled if new > 1]
+    return (
+        len(ones),
+        sum(request.computed for request in ones),
+        sum(new for _, new in others),
+        sum(new * (request.computed + new / 2) for request, new in others),
+        sum(request.computed + new == request.tokens for request, new in scheduled),
+    )

@@ -1,7 +1,8 @@
 """The engine's own account of its steps, from the log of a server started with --enable-logging-iteration-details.
 
 No counter of /metrics holds what a preempted request computes again; the step lines do: a resumed request stands among
-the generation requests, with all the tokens of its prefill.
+the generation requests, with all the tokens of its prefill. The times in these lines are not used: where the engine
+runs its worker in its own process they are those of queueing the step.
 """
 
 from __future__ import annotations
@@ -14,18 +15,14 @@ FLAG = "--enable-logging-iteration-details"
 LINE = re.compile(
     r"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, "
     r"(\d+) generation requests, (\d+) generation tokens"
-    r"(?:, iteration elapsed time: ([\d.]+) ms)?"
 )
-COLUMNS = ("iteration", "context_requests", "context_tokens", "generation_requests", "generation_tokens", "elapsed_s")
+COLUMNS = ("iteration", "context_requests", "context_tokens", "generation_requests", "generation_tokens")
 
 
 def parse_iterations(text: str) -> pd.DataFrame:
     """One row a step that computed something, in the order of the log; no rows where the flag was not set."""
-    rows = []
-    for match in LINE.finditer(text):
-        *counts, elapsed_ms = match.groups()
-        rows.append([*map(int, counts), float(elapsed_ms) / 1e3 if elapsed_ms else None])
-    frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"elapsed_s": "Float64"})
+    rows = [list(map(int, match.groups())) for match in LINE.finditer(text)]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype="int64")
     return frame[(frame["context_tokens"] + frame["generation_tokens"]) > 0].reset_index(drop=True)
 
 

@@ -24,7 +24,8 @@ def load_over_time(axes: Sequence[Axes], run: store.Run | None, computed: dict[s
             color = {"waiting": plot.MISS, "preemptions": plot.ARTICLE}.get(name, plot.MEASURED)
             if computed is not None:
                 label = f"{name}, computed" if len(names) > 1 else "computed"
-                plot.computed_line(axis, computed["t_s"], computed[name], label, color=color, lw=1.1, alpha=0.55)
+                style = {"color": color, "lw": 1.1, "alpha": 0.55, "drawstyle": "steps-post"}
+                plot.computed_line(axis, computed["t_s"], computed[name], label, **style)
             if run is not None:
                 t, values = _since_start(run, name)
                 label = f"{name}, measured" if len(names) > 1 else "measured"
@@ -51,7 +52,7 @@ def _since_start(run: store.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def map_panel(axis: Axes, inputs: Sequence[int], clients: Sequence[int], table: np.ndarray, border: Sequence[float]):
-    """One map: computed preemptions per 100 requests as colour; white with a dot where requests only queue.
+    """One map: computed preemptions per 100 requests as colour; hatched where requests only queue.
 
     `table` [clients, inputs]; null where a request does not fit at all, -1 where nobody waits. `border` is the clients
     per input up to which every request fits to its end.
@@ -61,11 +62,12 @@ def map_panel(axis: Axes, inputs: Sequence[int], clients: Sequence[int], table: 
     shown = np.ma.masked_where(~(table > 0), table)
     mesh = axis.pcolormesh(np.arange(len(inputs) + 1), np.arange(len(clients) + 1), shown, cmap=colors, norm=norm)
     for row, column in np.argwhere(table == 0):
-        axis.text(column + 0.5, row + 0.5, "queue", ha="center", va="center", fontsize=7.5, color="#777777")
+        axis.add_patch(mpl.patches.Rectangle((column, row), 1, 1, hatch="////", ec="#c9c9c9", fc="none", lw=0))
     for row, column in np.argwhere(np.isnan(table)):
         axis.text(column + 0.5, row + 0.5, "×", ha="center", va="center", fontsize=9, color="#bbbbbb")
     heights = [_position(value, clients) for value in border]
-    axis.step([0, *range(1, len(inputs) + 1)], [heights[0], *heights], where="pre", color=plot.COMPUTED, lw=2)
+    line = axis.step([0, *range(1, len(inputs) + 1)], [heights[0], *heights], where="pre", color=plot.COMPUTED, lw=2)
+    line[0].set_label("all fit to their end")
     axis.set_xticks(np.arange(len(inputs)) + 0.5, [f"{value:,}" for value in inputs])
     axis.set_yticks(np.arange(len(clients)) + 0.5, [f"{value}" for value in clients])
     axis.set_ylim(0, len(clients))
@@ -87,6 +89,9 @@ def map_legend(figure, mesh, axes: Sequence[Axes]) -> None:
     bar = figure.colorbar(mesh, ax=list(axes), ticks=PER_100[:-1], shrink=0.9, pad=0.02)
     bar.ax.set_yticklabels(["0", *(f"{edge:g}" for edge in PER_100[1:-1])])
     bar.set_label("preemptions per 100 requests", fontsize=9)
+    queue = mpl.patches.Patch(hatch="////", ec="#c9c9c9", fc="none", lw=0, label="queue only")
+    handles = [*axes[0].get_legend_handles_labels()[0], queue]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
 
 
 def _position(value: float, grid: Sequence[int]) -> float:
@@ -119,12 +124,14 @@ def paired_bars(axis: Axes, arms: dict[str, tuple[float | None, Sequence[float]]
             zorder=4,
         )
         if len(measured):
-            text, over = f"{np.mean(measured):,.4g}", (x, max(*measured, computed or 0))
+            text, over = f"{np.mean(measured):,.0f}", (x, max(*measured, computed or 0))
             axis.annotate(text, over, xytext=(0, 8), textcoords="offset points", ha="center")
     axis.set_xticks(range(len(arms)), list(arms))
     axis.set_xlim(-0.6, len(arms) - 0.4)
     axis.set_ylim(bottom=0)
-    axis.margins(y=0.18)
+    tops = [max([*measured, computed or 0]) for computed, measured in arms.values()]
+    if max(tops):
+        axis.set_ylim(0, 1.25 * max(tops))
     axis.set_ylabel(unit)
 
 

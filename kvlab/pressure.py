@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,15 +37,12 @@ def engine(lab, server: ServerConfig) -> blocks.Engine:
 
 def recomputed(result: results.Result) -> int | None:
     """Tokens that the engine computed twice in a run, from its log; null where the log does not hold the steps."""
-    log = result.run.log() if result.run is not None else None
+    log, load = result.run.log() if result.run is not None else None, result.cell.load
     if log is None:
         return None
-    load = result.cell.load
-    steps = iterations.last_load(iterations.parse_iterations(log), load.requests * load.input_tokens)
-    if steps is None:
-        return None
     sent = load.requests * load.input_tokens, load.requests * load.output_tokens
-    return iterations.recomputed_tokens(steps, *sent, load.requests)
+    steps = iterations.last_load(iterations.parse_iterations(log), sent[0])
+    return None if steps is None else iterations.recomputed_tokens(steps, *sent, load.requests)
 
 
 def pair_computed(account: blocks.Account, prefill=None) -> dict[str, float | None]:
@@ -76,6 +74,12 @@ def pair_measured(result: results.Result) -> dict[str, float | None]:
         numbers["found_tokens"] = lost - numbers["recomputed_tokens"]
         numbers["found_share"] = numbers["found_tokens"] / lost
     return numbers
+
+
+def same_requests(account: blocks.Account, pauses_seen: Iterable[pauses.Pause]) -> int:
+    """How many of the account's evictions were seen at that very request."""
+    seen = Counter(pause.request for pause in pauses_seen)
+    return (Counter(eviction.request for eviction in account.evictions) & seen).total()
 
 
 def mean_of(values: Iterable[Any]) -> stats.Estimate | None:

@@ -3,7 +3,7 @@
 import pytest
 from tables_for_tests import request, requests
 
-from kvlab.pauses import longest_pauses, paused_s, resume_s
+from kvlab.pauses import longest_pauses, paused_s, preempted, resume_s
 
 STEADY = request(events=[(0.1 * k, 1) for k in range(1, 21)], request=0)  # ends at 2.0
 EVICTED = request(events=[(0.5, 1), (0.6, 1), (2.25, 1), (2.35, 1)], request=1)
@@ -26,8 +26,25 @@ def test_a_pause_that_ended_before_is_no_resume():
     assert resume_s(requests(STEADY)) is None
 
 
-def test_only_long_gaps_are_pauses():
+def test_a_request_that_stands_still_alone_was_preempted():
     rows = requests(STEADY, EVICTED)
-    assert paused_s(rows, 0.5) == pytest.approx(1.65 / 2)
-    assert paused_s(rows, 2.0) == 0
-    assert paused_s(requests(), 0.5) is None
+    assert [(p.request, p.start_s, p.end_s) for p in preempted(rows)] == [(1, 0.6, 2.25)]
+    assert paused_s(rows) == pytest.approx(1.65 / 2)
+    assert paused_s(requests()) is None
+
+
+def test_a_stall_of_all_requests_is_no_preemption():
+    times = [0.1, 0.2, 0.3, 2.3, 2.4, 2.5]
+    rows = requests(*(request(events=[(t + 0.01 * n, 1) for t in times], request=n) for n in range(3)))
+    assert preempted(rows) == [] and paused_s(rows) == 0
+
+
+def test_a_stall_after_which_events_arrive_one_by_one_is_no_preemption():
+    waits = request(events=[(0.1, 1), (0.2, 1), (1.5, 1), (1.6, 1)], request=0)
+    first = request(events=[(0.1, 1), (0.2, 1), (1.30, 1), (1.31, 1), (1.32, 1), (1.33, 1), (1.6, 1)], request=1)
+    assert preempted(requests(waits, first)) == []
+
+
+def test_events_that_come_late_and_together_are_no_preemption():
+    late = request(events=[(0.1, 1), (0.2, 1), (0.52, 3), (0.6, 1)], request=1)
+    assert preempted(requests(STEADY, late)) == []

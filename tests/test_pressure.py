@@ -8,6 +8,7 @@ from test_iterations import PAIR, PROBE, log
 from kvlab import blocks, claims, measure, pressure, profile, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import ConfigError
+from kvlab.pauses import Pause
 from kvlab.predict import PrefillModel
 from kvlab.results import Result
 from kvlab.stats import Estimate
@@ -56,6 +57,13 @@ def test_a_run_that_is_missing_gives_nothing():
     result = Result(pair().cell, None, "not measured")
     assert pressure.recomputed(result) is None
     assert set(pressure.pair_measured(result).values()) == {None}
+
+
+def test_evictions_are_found_at_their_requests():
+    account = blocks.closed_loop(blocks.Engine(31, 32, 32), 4, [blocks.Job(128, 256)] * 8)
+    assert [e.request for e in account.evictions] == [2, 3, 5, 6, 6, 7]
+    seen = [Pause(request, 0.0, 1.0) for request in (2, 6, 6, 6, 0)]
+    assert pressure.same_requests(account, seen) == 3
 
 
 def test_time_is_split_without_a_rest():
