@@ -145,18 +145,20 @@ def draw_pair(axis: Axes, y: float, base_s: float, fp8_s: float) -> None:
 def rows(own: str, stated: Sequence[Claim]) -> list[Row]:
     """The lines of the picture: this machine's formats, then the other machines' and the article's pairs."""
     found = [_row(c, own) for c in stated if c.quantity == "perplexity_change"]
+    shown = ("measured", "failed")
     for machine in store.machines():
         if machine != own:
             others = claims.from_frame(claims.read(store.machine_dir(machine)))
             section = [c for c in others if c.section == SECTION]
-            found += [_row(c, machine) for c in section if c.quantity == "perplexity_change"]
+            found += [_row(c, machine) for c in section if c.quantity == "perplexity_change" and c.state in shown]
             found += _published(section, machine) if machine == "article" else []
     return found
 
 
 def _row(c: Claim, machine: str) -> Row:
     name = claims.parse_conditions(c.conditions)["kv_dtype"]
-    note = "" if c.measured is not None else (c.reason or "").partition(":")[0]
+    short = next((word for word in ("ignored", "wrong") if (c.reason or "").startswith(word)), c.state)
+    note = "" if c.measured is not None else "refused" if c.state == short == "failed" else short
     return Row(name, c.measured, c.ci_low, c.ci_high, note, machine)
 
 

@@ -98,7 +98,7 @@ class Lab:
         A cell whose load fails is stored as not valid and the next one goes on; a server that cannot start or dies
         raises, with everything measured before it kept. After an exception no server is left running.
         `side_by_side`: the servers of all configurations stay up, so that the arms of a comparison take turns without
-        restarts; an idle server costs memory only. A cell that asks for a fresh one is alone nevertheless.
+        restarts, and start at once; an idle server costs memory only. A cell that asks for a fresh one is alone.
         `skip_refused`: a server that does not start or dies is a failed result with its reason, and not the end.
         """
         _check_unique(cells)
@@ -115,7 +115,7 @@ class Lab:
         return [self._result(cell) for cell in cells]
 
     def _measure_all(self, todo: list[Cell], skip_refused: bool) -> None:
-        if self._quiet.turns and not self.base_url:
+        if (self._quiet.turns or self._servers.side_by_side) and not self.base_url:
             self._servers.side_by_side = True
             self._servers.start_together([cell.server for cell in todo if not cell.fresh], self._quiet)
         with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:

@@ -70,6 +70,7 @@ class KvFormat(Strict):
     name: str = Field(pattern=NAME)
     set: dict[str, str | int | float | bool] = Field(default_factory=dict)
     base: str | None = None
+    repeats: int = Field(2, gt=0)  # of all windows on one server: only a second one shows what does not repeat
 
 
 class Fp8Kv(Strict):
@@ -81,7 +82,6 @@ class Fp8Kv(Strict):
     side_by_side: bool = False  # both servers fit into memory together and take turns
     quality_server: dict[str, str | int | float | bool] = Field(default_factory=dict)
     formats: tuple[KvFormat, ...] = Field(min_length=2)
-    format_repeats: int = Field(2, gt=1)
     text: str = "heldout"  # of the embedded model, or the path of a text file
     windows: int = Field(gt=1)
     window_tokens: int = Field(gt=1)
