@@ -187,3 +187,22 @@ def closest_capacity(computed: Iterable[Claim], published: pd.DataFrame) -> str 
     return (
         f"Of the article's capacities {int(best):,} tokens explain its counts best (computed for published: {pairs})."
     )
+
+
+def cap_changes(claims: Iterable[Claim]) -> str | None:
+    """What each lower cap changes against the highest one, measured and computed."""
+    found: dict[str, dict[str, Claim]] = {}
+    for c in claims:
+        if c.quantity in ("throughput_change", "ttft_ratio") and c.measured is not None:
+            found.setdefault(parse_conditions(c.conditions)["max_num_seqs"], {})[c.quantity] = c
+    parts = []
+    for cap, pair in found.items():
+        if len(pair) == 2:
+            change, ratio = pair["throughput_change"], pair["ttft_ratio"]
+            text = (
+                f"max_num_seqs {cap}: throughput {change.measured:+.1%}, time to the first token {ratio.measured:.2f}x"
+            )
+            if change.computed is not None:
+                text += f" (computed {change.computed:+.1%} and {ratio.computed:.2f}x)"
+            parts.append(text)
+    return "Against the highest cap, " + "; ".join(parts) + "." if parts else None

@@ -100,6 +100,24 @@ def test_the_capacity_that_explains_the_counts_best():
     )
 
 
+def test_sentences_on_the_caps_hold_the_claims_numbers():
+    at = {"c": 24, "max_num_seqs": 5}
+    rows = [
+        claims.claim("max_num_seqs", "throughput_change", at, computed=-0.27, measured=-0.25, unit="ratio"),
+        claims.claim("max_num_seqs", "ttft_ratio", at, computed=1.7, measured=1.6, unit="x"),
+        claims.claim("max_num_seqs", "queue_s", at, measured=5.9, unit="s"),
+        claims.claim("max_num_seqs", "preemptions", at, measured=0, unit="count"),
+        claims.claim("max_num_seqs", "throughput_tok_s", at, measured=300, unit="tok/s"),
+    ]
+    assert "5: throughput -25.0%, time to the first token 1.60x (computed -27.0% and 1.70x)" in pressure.cap_changes(
+        rows
+    )
+    assert "at max_num_seqs 5 a request waits 5.9 s in the engine, 0 requests are evicted" in pressure.where_it_waits(
+        rows
+    )
+    assert pressure.cap_changes([]) is None and pressure.where_it_waits([]) is None
+
+
 def test_rates_stand_over_the_requests_that_fit(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
     at = {"c": 20, "in": 512, "out": 128, "requests": 40}
