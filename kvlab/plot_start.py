@@ -103,8 +103,11 @@ def draw_capacity(axis: Axes, series: Mapping[str, Sequence[float]]) -> None:
         line = axis.plot(x, [v / values[0] for v in values], "o-", color=colour, mfc=mfc, lw=1.2)[0]
         end = (len(values), line.get_ydata()[-1])
         axis.annotate(name, end, xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
-    axis.axhline(1, color=plot.COMPUTED, lw=1, label="computed: caches change nothing")
     longest = max((len(values) for values in series.values()), default=2)
+    axis.axhline(1, color=plot.COMPUTED, lw=1)
+    said = "computed: caches change nothing"
+    axis.annotate(said, (longest + 1.3, 1), xytext=(-4, -4), textcoords="offset points", ha="right", va="top", fontsize=8)
+    axis.margins(y=0.12)
     axis.set_xticks(range(1, longest + 1), ["first", *(f"{n}." for n in range(2, longest + 1))])
     axis.set_xlim(0.7, longest + 1.3)
     axis.set_xlabel("start")
