@@ -40,6 +40,7 @@ def panels(n: int, *, titles: Sequence[str] = (), height: float = 3.6, width: fl
     """A row of `n` axes with their titles."""
     use_style()
     figure, axes = plt.subplots(1, n, figsize=(width * n, height), squeeze=False)
+    plt.close(figure)  # it stays usable; a notebook shows an open one at the end of each cell, half drawn
     for axis, title in zip(axes[0], titles, strict=False):
         axis.set_title(title)
     return figure, list(axes[0])

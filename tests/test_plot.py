@@ -89,7 +89,7 @@ def test_axes_carry_plain_numbers():
     plot.log2_axis(axis, [1, 2, 64, 96])
     plot.plain_log_y(axis)
     assert ticks(axis, "x") == ["1", "2", "64", "96"]
-    assert {"10", "100", "1000"} <= set(ticks(axis, "y"))
+    assert {"10", "100"} <= set(ticks(axis, "y")) and not any("10^" in text for text in ticks(axis, "y"))
     plot.plain_log_x(axis)
     assert {"10", "100"} <= set(ticks(axis, "x")) and not any("10^" in text for text in ticks(axis, "x"))
 
