@@ -46,7 +46,7 @@ def residuals(claims: Iterable[Claim], *, exact: Iterable[str] = (), tolerance: 
 def _holds(claim: Claim, exactly: bool, tolerance: float) -> bool:
     if exactly:
         return math.isclose(claim.measured, claim.computed, rel_tol=0, abs_tol=1e-9)
-    if claim.residual is not None and abs(claim.residual) <= tolerance:
+    if claim.measured == claim.computed or (claim.residual is not None and abs(claim.residual) <= tolerance):
         return True
     inside = claim.ci_low is not None and claim.ci_high is not None and claim.ci_low <= claim.computed <= claim.ci_high
     return inside

@@ -45,9 +45,20 @@ def recomputed(result: results.Result) -> int | None:
     return None if steps is None else iterations.recomputed_tokens(steps, *sent, load.requests)
 
 
+def pair_input(pool: blocks.Engine, max_model_len: int, output_tokens: int) -> int:
+    """Prompt tokens of two equal requests that fill the pool: whole blocks, half of it less one block for growth."""
+    return min((pool.usable_blocks // 2 - 1) * pool.block_size, max_model_len - output_tokens)
+
+
 def pair_computed(account: blocks.Account, prefill=None) -> dict[str, float | None]:
     """What the account says of the one request that a pair evicts, by quantity; `prefill` prices its way back."""
-    (eviction,) = account.evictions
+    if account.preemptions != 1:
+        raise ConfigError(
+            f"The pair of requests gives {account.preemptions} preemptions instead of one.",
+            cause="two requests of the longest length do not fill the pool, or the output is too short to outgrow it",
+            next_step="set a smaller kv_cache_memory_bytes in pair_server, or a longer pair_output_tokens",
+        )
+    eviction = account.evictions[0]
     again = eviction.computed_tokens + 1 - eviction.cached_tokens  # its last token was never computed before
     return {
         "recomputed_tokens": eviction.recomputed_tokens,

@@ -102,3 +102,10 @@ def test_sentences_without_anything_to_say_are_left_out(monkeypatch):
     monkeypatch.setattr("kvlab.explain.display", shown.append)
     explain.show("One.", None, "Two.")
     assert shown[0].data == "- One.\n- Two."
+
+
+def test_a_prediction_of_nothing_holds_where_nothing_is_measured():
+    nothing = claim("preemption", "preemptions", {"c": 8}, computed=0, measured=0, unit="count")
+    something = claim("preemption", "preemptions", {"c": 9}, computed=0, measured=3, unit="count")
+    assert explain.residuals([nothing], tolerance=0.1).startswith("1 of 1 predictions hold")
+    assert "0 of 1" in explain.residuals([something], tolerance=0.1)

@@ -142,6 +142,24 @@ def test_the_account_sees_the_servers_blocks():
 
 
 @pytest.mark.parametrize("name", profile.built_in())
+@pytest.mark.parametrize("caching", [True, False])
+def test_each_profile_has_a_pair_that_evicts_once(name, caching):
+    lab = measure.Lab("preemption", profile.load_profile(name), "here", "auto")
+    grid = lab.profile.preemption
+    server = lab.server(grid.pair_server | {"enable_prefix_caching": caching})
+    pool = pressure.engine(lab, server)
+    job = blocks.Job(pressure.pair_input(pool, server.max_model_len, grid.pair_output_tokens), grid.pair_output_tokens)
+    numbers = pressure.pair_computed(blocks.closed_loop(pool, 2, [job] * 2))
+    assert numbers["found_share"] > 0.9 if caching else numbers["found_share"] == 0
+
+
+def test_a_pair_that_does_not_fill_the_pool_is_explained():
+    account = blocks.closed_loop(blocks.Engine(100, 32), 2, [blocks.Job(320, 64)] * 2)
+    with pytest.raises(ConfigError, match="0 preemptions instead of one"):
+        pressure.pair_computed(account)
+
+
+@pytest.mark.parametrize("name", profile.built_in())
 def test_each_profile_has_loads_on_both_sides_of_the_border(name):
     lab = measure.Lab("preemption", profile.load_profile(name), "here", "auto")
     engine = pressure.engine(lab, lab.server(lab.profile.preemption.server))
