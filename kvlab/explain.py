@@ -18,7 +18,7 @@ def show(*sentences: str | None) -> None:
 
 
 def residuals(claims: Iterable[Claim], *, exact: Iterable[str] = (), tolerance: float | None = None) -> str | None:
-    """How many predictions held, and each one that did not: `exact` quantities to the last digit, others to `tolerance`."""
+    """How many predictions held, and which did not: `exact` quantities to the last digit, others to `tolerance`."""
     exact = set(exact)
     compared = [c for c in claims if c.computed is not None and c.measured is not None]
     if tolerance is None:
@@ -53,7 +53,9 @@ def _holds(claim: Claim, exactly: bool, tolerance: float) -> bool:
 
 
 def _off_by(claim: Claim) -> str:
-    return f"{claim.residual:+.0%}" if claim.residual is not None else f"{claim.measured:g} instead of {claim.computed:g}"
+    if claim.residual is None:
+        return f"{claim.measured:g} instead of {claim.computed:g}"
+    return f"{claim.residual:+.0%}"
 
 
 def rounding(claims: Iterable[Claim]) -> str | None:
@@ -63,8 +65,8 @@ def rounding(claims: Iterable[Claim]) -> str | None:
         return None
     worst = max(rows, key=lambda c: abs(c.residual))
     return (
-        f"Pool ÷ capacity gives up to {abs(worst.residual):.3%} more bytes per token than the formula ({worst.conditions}): "
-        "the pool is cut into whole blocks, and the rest of it stays unused."
+        f"Pool ÷ capacity gives up to {abs(worst.residual):.3%} more bytes per token than the formula "
+        f"({worst.conditions}): the pool is cut into whole blocks, and the rest of it stays unused."
     )
 
 

@@ -106,7 +106,8 @@ def draw_capacity(axis: Axes, series: Mapping[str, Sequence[float]]) -> None:
     longest = max((len(values) for values in series.values()), default=2)
     axis.axhline(1, color=plot.COMPUTED, lw=1)
     said = "computed: caches change nothing"
-    axis.annotate(said, (longest + 1.3, 1), xytext=(-4, -4), textcoords="offset points", ha="right", va="top", fontsize=8)
+    style = {"ha": "right", "va": "top", "fontsize": 8}
+    axis.annotate(said, (longest + 1.3, 1), xytext=(-4, -4), textcoords="offset points", **style)
     axis.margins(y=0.12)
     axis.set_xticks(range(1, longest + 1), ["first", *(f"{n}." for n in range(2, longest + 1))])
     axis.set_xlim(0.7, longest + 1.3)

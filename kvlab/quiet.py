@@ -1,8 +1,8 @@
 """One measurement at a time on this computer: two at once would measure each other.
 
 Alone (the default): whoever measures holds the computer until it is done, and a second one is refused. In turns
-(KVLAB_TAKE_TURNS=1, `kvlab measure --together`): several notebooks run at once; servers start side by side, a load waits
-until no server is starting and no other load runs, and a start waits for a load that runs.
+(KVLAB_TAKE_TURNS=1, `kvlab measure --together`): several notebooks run at once; servers start side by side, a load
+waits until no server is starting and no other load runs, and a start waits for a load that runs.
 """
 
 from __future__ import annotations

@@ -157,11 +157,17 @@ def test_a_load_runs_in_a_cell_whose_event_loop_is_running(tmp_path):  # pitfall
 
 def test_a_figure_stays_in_the_executed_notebook(tmp_path, monkeypatch):  # pitfall 38
     monkeypatch.setenv("MPLBACKEND", "agg")  # as continuous integration sets it
-    draw = "from kvlab import plot\nfigure, axes = plot.panels(1)\nplot.plt.close(figure)\nfigure"
+    draw = "from kvlab import plot\nfigure, axes = plot.panels(1)\nfigure"
     run.execute(notebook(tmp_path / "nb.ipynb", draw), {}, tmp_path / "out.ipynb")
     pictures = [o for o in outputs(tmp_path / "out.ipynb") if "image/png" in o.get("data", {})]
     assert len(pictures) == 1
     assert os.environ["MPLBACKEND"] == "agg"
+
+
+def test_a_figure_drawn_over_two_cells_is_shown_once(tmp_path):  # pitfall 38
+    cells = ["from kvlab import plot\nfigure, axes = plot.panels(1)", "axes[0].plot([1, 2])\nfigure"]
+    run.execute(notebook(tmp_path / "nb.ipynb", *cells), {}, tmp_path / "out.ipynb")
+    assert len([o for o in outputs(tmp_path / "out.ipynb") if "image/png" in o.get("data", {})]) == 1
 
 
 def test_relative_folders_mean_the_same_in_the_notebook(tmp_path, monkeypatch):
