@@ -162,7 +162,13 @@ def _run_together(sections, profile, machine, mode, base_url, param) -> None:
     command = [sys.executable, "-m", "kvlab.cli", "measure"]
     environment = os.environ | {quiet.TURNS: "1"}
     started = {name: subprocess.Popen([*command, name, *options], env=environment) for name in names}
-    failed = [name for name, process in started.items() if process.wait() != 0]
+    try:
+        failed = [name for name, process in started.items() if process.wait() != 0]
+    except KeyboardInterrupt:  # each process has heard it too, and says what it keeps
+        for process in started.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+        raise
     if failed:
         raise NotebookError(
             f"{len(failed)} of {len(names)} sections failed: {', '.join(failed)}.",

@@ -162,6 +162,16 @@ def test_a_report_goes_on_after_a_failing_notebook_and_says_so(project):
     ]
 
 
+def test_sections_together_are_processes_that_take_turns(project):
+    show = "import os\nprint('turns', os.environ.get('KVLAB_TAKE_TURNS'))"
+    notebook(project / "notebooks" / "01_one.ipynb", show, parameters=PARAMETERS)
+    notebook(project / "notebooks" / "02_two.ipynb", "1 / 0", parameters=PARAMETERS)
+    code, _, error = call("measure", "one", "two", "--together", "--machine", "mine", "-p", "CLIENTS=[1]")
+    assert code == 1 and "1 of 2 sections failed: two." in error and "Next:" in error
+    assert "turns 1" in printed(project / "_build" / "notebooks" / "01_one.ipynb")
+    assert call("measure", "on", "two", "--together")[0] == 2
+
+
 def test_a_replay_without_any_data_says_so(project):
     code, _, error = call("report", "--mode", "replay")
     assert code == 1 and "No runs are stored" in error and "Next:" in error
