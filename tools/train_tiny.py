@@ -35,7 +35,7 @@ from tqdm.auto import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "kvlab" / "tiny"
-WORK = ROOT / ".tiny"  # packages, text and token streams; never committed
+WORK = ROOT / ".kvlab" / "tiny"  # packages, text and token streams; ignored by git
 END, PAD = "<|endoftext|>", "<|pad|>"
 SHINGLE = 13  # training paragraphs that share this many consecutive words with held-out text are dropped
 
@@ -225,7 +225,7 @@ def fetch(source: Source) -> Path:
             raise SystemExit(
                 f"{wanted} could not be downloaded."
                 "\nLikely cause: Debian has a newer version, or this is not Debian 12."
-                "\nNext: apt-get update; or fetch that version from snapshot.debian.org into .tiny/debs."
+                f"\nNext: apt-get update; or fetch that version from snapshot.debian.org into {debs}."
             )
     if not root.exists():
         subprocess.run(["dpkg", "-x", deb_path(source), root], check=True)
@@ -276,7 +276,7 @@ def shingles(paragraph: str) -> set[int]:
 
 
 def data(args: argparse.Namespace) -> None:
-    """Write .tiny/documents.jsonl: held-out documents first, then the training documents without their overlap."""
+    """Write documents.jsonl: held-out documents first, then the training documents without their overlap."""
     documents = {s.package: read_source(s) for s in tqdm(SOURCES, desc="packages") if args.only in ("", s.package)}
     if args.only:
         return
@@ -683,7 +683,7 @@ def main() -> None:
     add("--batch", type=int, default=64)
     add("--length", type=int, default=2048)
     add("--lr", type=float, default=3e-3)
-    add("--decay", type=float, default=0.1)
+    add("--decay", type=float, default=0.3)
     add("--warmup", type=int, default=100)
     add("--every", type=int, default=50, help="steps between points of the curve")
     add("--seed", type=int, default=20)
