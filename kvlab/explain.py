@@ -162,6 +162,27 @@ def longest_phase(claims: Iterable[Claim], where: Mapping[str, object]) -> str |
     return f"{conditions_text(where)}: {name} takes {most.measured:.1f} of {total:.1f} s ({most.measured / total:.0%})."
 
 
+def saved_per_step(points: Iterable[tuple[int, float | None, float | None]], model: str) -> str | None:
+    """What graphs or compilation save of a decode step. `points`: clients, step with, step without (s)."""
+    saved = [(clients, slow - fast) for clients, fast, slow in points if None not in (fast, slow)]
+    if len(saved) < 2:
+        return None
+    listed = ", ".join(f"{seconds * 1e3:.2g} ms at c={clients}" for clients, seconds in saved)
+    grows = saved[-1][1] > 1.5 * abs(saved[0][1])
+    why = "grows with the batch: not only the starting of kernels is saved" if grows else "does not grow with the batch"
+    return f"{model}: a decode step saves {listed}; it {why}."
+
+
+def recompiled(name: str, server: Mapping | None, cold: Mapping, warm: Mapping) -> str | None:
+    """How much of the compile phase is left where the caches are filled, and the log's own reason for it."""
+    if not server or not cold.get("compile") or "compile" not in warm:
+        return None
+    warnings = [w for w in server["startup"].get("warnings") or () if "Compiling model again" in w]
+    said = f" The log says why: {warnings[0].partition('reason:')[2].strip()}." if warnings else ""
+    share = f"{warm['compile']:.1f} of {cold['compile']:.1f} s"
+    return f"{name}: with filled caches the compile phase still takes {share}.{said}"
+
+
 def moved_memory(cold: Mapping[str, float], warm: Mapping[str, float], server: str) -> str | None:
     """Which part of the memory explains that two starts get KV pools of different sizes."""
     moved = startup.moved_most(cold, warm)

@@ -174,6 +174,7 @@ class CudaGraphs(Strict):
     rounds: int = Field(2, gt=0)
     min_requests: int = Field(4, gt=0)
     repeats: int = Field(1, gt=0)  # each on a server of its own, the two arms in turn
+    runs: int = Field(1, gt=0)  # measurements of each point on one server
 
 
 class Startup(Strict):

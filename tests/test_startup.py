@@ -122,3 +122,18 @@ def test_the_change_of_the_pool_is_said_with_the_part_that_moved():
     said = explain.moved_memory(cold, warm, "a")
     assert "the pool changes by +1,024 MiB" in said and "peak activation changes most, by -1,024 MiB" in said
     assert explain.moved_memory({}, {}, "a") is None
+
+
+def test_what_compilation_saves_of_a_step_is_compared_over_the_batch():
+    grows = explain.saved_per_step([(1, 8e-3, 9.8e-3), (32, 17.7e-3, 23.2e-3)], "tiny")
+    assert grows.startswith("tiny: a decode step saves 1.8 ms at c=1, 5.5 ms at c=32; it grows with the batch")
+    assert "does not grow" in explain.saved_per_step([(1, 2e-3, 6e-3), (32, 5e-3, 6e-3)], "m")
+    assert explain.saved_per_step([(1, 2e-3, None), (32, 5e-3, 6e-3)], "m") is None
+
+
+def test_a_warm_start_that_compiles_again_says_why():
+    warning = "Compiling model again due to a load failure from ~/model, reason: no attribute 'x'"
+    warm = {"startup": {"warnings": [warning]}}
+    said = explain.recompiled("compiled", warm, {"compile": 31.7}, {"compile": 15.5})
+    assert said.endswith("still takes 15.5 of 31.7 s. The log says why: no attribute 'x'.")
+    assert explain.recompiled("eager", warm, {}, {}) is None
