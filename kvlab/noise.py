@@ -123,7 +123,7 @@ def largest(stated: Iterable[Claim], between: str) -> str | None:
     (best, low), (worst, high) = found[0], found[-1]
     return (
         f"Noise floor between {between}: from {low.measured:.1%} ({_where(best)}) "
-        f"to {high.measured:.1%} ({_where(worst)}); a difference below it is none."
+        f"to {high.measured:.1%} ({_where(worst)}); a smaller difference says nothing."
     )
 
 

@@ -28,6 +28,7 @@ MISS = "#CC79A7"
 LIMIT = "#E69F00"
 OTHER = "#56B4E9"
 
+LEGEND_MARKER = 11
 MARKERS = {"article": "D", "h200": "s", "cpu-tiny": "^"}
 
 
@@ -213,7 +214,10 @@ def hit_and_miss(axis: Axes, y: float, miss: float, hit: float) -> None:
     axis.annotate(f"{miss / hit:.1f}×", (middle, y), xytext=(0, 6), textcoords="offset points", ha="center")
 
 
-def shared_legend(figure: Figure, axis: Axes) -> None:
-    """One legend under all the panels."""
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+def shared_legend(figure: Figure, *axes: Axes) -> None:
+    """One legend under all the panels, from the labels of one or several of them."""
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    legend = figure.legend(handles.values(), handles, loc="outside lower center", ncols=3)
+    for handle in legend.legend_handles:
+        if isinstance(handle, mpl.lines.Line2D) and handle.get_markersize() > LEGEND_MARKER:
+            handle.set_markersize(LEGEND_MARKER)  # the tall bar of a computed value would reach into the next row

@@ -101,6 +101,7 @@ class Repeatability(Strict):
     shape: Shape
     repeats: int = Field(gt=2)  # on the first server
     starts: int = Field(gt=1)  # servers, the first one included; each later one measures once
+    side_by_side: bool = False  # all the servers fit into memory together, and start at once
     half_width: float = Field(0.01, gt=0)  # relative: the precision for which the repeats are counted
     insertion: LongInputs | None = None  # the longest gap of a decoding request, repeated on the first server
 
