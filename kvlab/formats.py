@@ -24,6 +24,7 @@ class Compared(NamedTuple):
 
     perplexity: Estimate | None
     change: Estimate | None
+    token_change: Estimate | None
     verdict: perplexity.Verdict
     capacity_tokens: float | None
     backend: str | None
@@ -54,11 +55,12 @@ def compare(tried: Sequence[Result], base: Sequence[Result] | None) -> Compared:
         reasons = [result.reason for result in [*tried, *(base or [])] if result.reason]
         verdict = perplexity.Verdict(verdict.state, next(iter(reasons), verdict.why))
     change = perplexity.change(reference, summaries[0]) if base else None
+    moved = perplexity.token_change(reference, summaries[0]) if base else None
     server = tried[0].run.manifest["server"] if tried[0].run else {}
     blocks = server.get("capacity", {})
     capacity = (blocks.get("metric_blocks") or 0) * (blocks.get("metric_block_size") or 0) or None
     backend = server.get("startup", {}).get("attention_backend")
-    return Compared(perplexity.perplexity(summaries[0]), change, verdict, capacity, backend)
+    return Compared(perplexity.perplexity(summaries[0]), change, moved, verdict, capacity, backend)
 
 
 def summary(result: Result) -> dict | None:
@@ -79,6 +81,7 @@ def table(formats: Sequence[KvFormat], found: dict[str, Compared]) -> pd.DataFra
         line = {"format": f.name, "base": f.base or "", "capacity": c.capacity_tokens, "backend": c.backend or ""}
         line["perplexity"] = c.perplexity.value if c.perplexity else None
         line["change"] = c.change.value if c.change else None
+        line["nats a token"] = c.token_change.value if c.token_change else None
         lines.append(line | {"verdict": c.verdict.state, "why": c.verdict.why or ""})
     return pd.DataFrame(lines).set_index("format")
 
@@ -89,6 +92,7 @@ def state(lab, f: KvFormat, c: Compared, tried: Sequence[Result], of_text: dict)
     given = {"perplexity": (where, c.perplexity, "ppl")}
     if f.base:
         given["perplexity_change"] = (where | {"over": f.base}, c.change, "ratio")
+        given["token_logprob_change"] = (where | {"over": f.base}, c.token_change, "nats")
     rows = []
     for quantity, (conditions, value, unit) in given.items():
         values = {"measured": value} if c.verdict.state == "ok" else {"reason": c.verdict.why}
@@ -117,6 +121,15 @@ def direction(stated: Sequence[Claim]) -> str | None:
         word = "no difference can be told" if c.ci_low <= 0 <= c.ci_high else "lower" if c.measured < 0 else "higher"
         said.append(f"{name} {c.measured:+.2%} ({c.ci_low:+.2%} to {c.ci_high:+.2%}): {word}")
     return f"Perplexity against the base, paired: {'; '.join(said)}." if said else None
+
+
+def single_tokens(stated: Sequence[Claim]) -> str | None:
+    """How far single tokens move, which the mean hides."""
+    found = [c for c in stated if c.quantity == "token_logprob_change" and c.measured is not None]
+    listed = [f"{claims.parse_conditions(c.conditions)['kv_dtype']} {c.measured:.3f}" for c in found]
+    if not listed:
+        return None
+    return f"The mean hides what single tokens gain and lose; each one moves on average by (nats): {', '.join(listed)}."
 
 
 # -- pictures -----------------------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ Every window is a whole request without a cached prefix, and both sides of a com
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import time
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,12 +32,15 @@ if TYPE_CHECKING:
 HELDOUT = "heldout"  # the held-out text of the embedded model
 PROGRESS_AFTER_S = 2.0
 BROKEN_NLL = 0.1  # nats a token: a KV format that costs a tenth of the perplexity is not a format but a defect
+STEP_NLL = 0.01  # nats: resolution of the stored log-probabilities of single tokens
 REPEAT_NLL = 1e-3  # nats a token: the same window, the same server, twice
 
 
 @dataclass(frozen=True)
 class WindowsResult(LoadResult):
-    """A load's result whose `summary` holds the windows: index, tokens that have a probability, their summed NLL."""
+    """A load's result whose `summary` holds the windows: tokens that have a probability, their summed NLL, and each
+    token's own in steps of STEP_NLL (see `pack`).
+    """
 
     summary: dict[str, Any] = field(default_factory=dict)
 
@@ -102,20 +107,21 @@ def run_windows(
     """
     tokens = tokenize(endpoint, read_text(load.text or HELDOUT))
     parts = windows(tokens, load.requests, load.input_tokens)
-    zero, rows, sums, interrupted = time.monotonic(), [], [], False
+    zero, rows, found, interrupted = time.monotonic(), [], [], False
     bar = tqdm(parts, unit="window", desc="perplexity", delay=PROGRESS_AFTER_S, leave=False, disable=not progress)
     try:
         for index, window in enumerate(bar):
             row, nll = _measure(endpoint, index, window, zero, load.timeout_s)
             rows.append(row)
-            sums.append(nll)
+            found.append(nll)
     except KeyboardInterrupt:
         interrupted = True
     finally:
         bar.close()
     summary = {
-        "window_tokens": [load.input_tokens - 1] * len(sums),
-        "window_nll_sum": sums,
+        "window_tokens": [load.input_tokens - 1] * len(found),
+        "window_nll_sum": [None if nll is None else math.fsum(nll) for nll in found],
+        "token_nll_packed": [None if nll is None else pack(nll) for nll in found],
         "text_tokens": len(tokens),
         "weights": weights,
         "windows_sha256": hashlib.sha256(np.asarray(parts, dtype=np.int64).tobytes()).hexdigest(),
@@ -131,22 +137,33 @@ def _measure(endpoint: Endpoint, index: int, window: list[int], zero: float, tim
     try:
         status, text = control.call(endpoint, "/v1/completions", body, timeout_s=timeout_s)
         answer = control.parse_object(text)
-        nll = window_nll(answer, window) if status == 200 else None
+        nll = token_nll(answer, window) if status == 200 else None
         error = None if nll is not None else f"HTTP {status}: no log-probability for each token: {text[:200]}"
     except OSError as problem:
         nll, error = None, f"no answer: {problem}"
     return _row(index, window, answer, status, error, start - zero, time.monotonic() - zero), nll
 
 
-def window_nll(answer: dict[str, Any], window: Sequence[int]) -> float | None:
-    """Summed negative log-likelihood (nats) of all tokens of a window but the first; null where one is missing."""
+def token_nll(answer: dict[str, Any], window: Sequence[int]) -> list[float] | None:
+    """Negative log-likelihood (nats) of every token of a window but the first; null where one is missing."""
     try:
         listed = answer["choices"][0]["prompt_logprobs"]
         pairs = zip(listed[1:], window[1:], strict=True)
-        nll = -math.fsum(entry[str(token)]["logprob"] for entry, token in pairs)
+        nll = [-float(entry[str(token)]["logprob"]) for entry, token in pairs]
     except (KeyError, IndexError, TypeError, ValueError):
         return None
-    return nll if math.isfinite(nll) else None
+    return nll if np.isfinite(nll).all() else None
+
+
+def pack(nll: Sequence[float]) -> str:
+    """Log-likelihoods in steps of STEP_NLL as text, a byte or so each: 16-bit numbers, compressed, base64."""
+    steps = np.clip(np.round(np.asarray(nll) / STEP_NLL), 0, 65535).astype("<u2")
+    return base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode()
+
+
+def unpack(text: str) -> np.ndarray:
+    """What `pack` wrote, in nats."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<u2") * STEP_NLL
 
 
 def _row(index, window, answer, status, error, start_s, end_s) -> dict[str, Any]:
@@ -213,6 +230,17 @@ def change(base: dict[str, Any] | None, other: dict[str, Any] | None) -> Estimat
     estimate = _exp(paired_difference(a, b))
     ends = [None if end is None else end - 1 for end in (estimate.low, estimate.high)]
     return Estimate(estimate.value - 1, *ends, estimate.n, estimate.note)
+
+
+def token_change(base: dict[str, Any] | None, other: dict[str, Any] | None) -> Estimate | None:
+    """Mean absolute change of a token's log-probability in nats, with the interval over windows.
+
+    A perplexity that stays the same does not mean that nothing changed: gains and losses cancel in it, and not here.
+    """
+    a, b = ((summary or {}).get("token_nll_packed") or [] for summary in (base, other))
+    if not a or len(a) != len(b) or None in [*a, *b]:
+        return None
+    return mean_interval([float(np.abs(unpack(x) - unpack(y)).mean()) for x, y in zip(a, b, strict=True)])
 
 
 def _exp(e: Estimate) -> Estimate:

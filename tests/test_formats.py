@@ -5,7 +5,7 @@ import pytest
 
 matplotlib.use("agg")
 
-from kvlab import beside, claims, formats, measure, plot, store
+from kvlab import beside, claims, formats, measure, perplexity, plot, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.profile import KvFormat
 from kvlab.results import Result
@@ -19,6 +19,7 @@ class Run:
     def __init__(self, *nll):
         sums = [100 * v for v in nll]
         summary = {"window_nll_sum": sums, "window_tokens": [100] * len(nll), "windows_sha256": "a", "weights": "w"}
+        summary["token_nll_packed"] = [perplexity.pack([v] * 100) for v in nll]
         capacity = {"metric_blocks": 10, "metric_block_size": 32}
         server = {"capacity": capacity, "startup": {"attention_backend": "TRITON_ATTN"}}
         self.manifest, self.id = {"summary": summary, "server": server}, "run"
@@ -45,6 +46,8 @@ def test_a_format_that_works_has_a_paired_change():
     assert change.state == "measured" and change.ci_low < change.measured < change.ci_high
     assert change.conditions == "text=heldout;kv_dtype=fp8_e4m3;over=bf16"
     assert rows["perplexity"].measured == pytest.approx(20.1, rel=0.01)
+    assert rows["token_logprob_change"].measured == pytest.approx(0.01)
+    assert "fp8_e4m3 0.010" in formats.single_tokens(rows.values())
 
 
 @pytest.mark.parametrize(

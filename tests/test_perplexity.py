@@ -62,6 +62,7 @@ def test_every_window_is_one_request_whose_tokens_but_the_first_are_summed(serve
     assert {(body["max_tokens"], body["prompt_logprobs"]) for body in Answers.seen} == {(1, 0)}
     assert result.summary["window_nll_sum"] == pytest.approx([0.306, 0.324, 0.342])
     assert result.summary["window_tokens"] == [3, 3, 3]
+    assert perplexity.unpack(result.summary["token_nll_packed"][1]) == pytest.approx([0.107, 0.108, 0.109], abs=0.005)
     assert result.certificate["failures"] == []
     assert stats.summarise(result.requests, result.samples, None, LOAD)["n"] == 3
     assert len(tables.from_bytes(tables.to_bytes(result.requests, "requests"), "requests")) == 3
@@ -124,6 +125,14 @@ def test_the_change_is_paired_so_that_the_difference_between_texts_cancels():  #
     assert own.value == pytest.approx(math.exp(3.0))
     assert own.high / own.low > 10  # unpaired, nothing could be told
     assert perplexity.change(base, None) is None
+
+
+def test_single_tokens_may_move_where_the_mean_does_not():
+    base, other = [[2.0, 4.0], [1.0, 3.0]], [[2.1, 3.9], [1.1, 2.9]]
+    packed = [{"token_nll_packed": [perplexity.pack(nll) for nll in side]} for side in (base, other)]
+    assert perplexity.token_change(*packed).value == pytest.approx(0.1)
+    assert perplexity.token_change(packed[0], {"token_nll_packed": [None, None]}) is None
+    assert perplexity.token_change(packed[0], None) is None
 
 
 def test_other_windows_are_no_pairs():
