@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 SERVER = ServerConfig(
     model="tiny",
     engine="cpu",
+    dtype="float32",
     max_model_len=2048,
     block_size=32,
     kv_cache_memory_bytes=64 * 2**20,
