@@ -97,22 +97,27 @@ def relative_difference(changed: list[Result], base: list[Result], name: str) ->
     return stats.mean_interval(found) if found else None
 
 
-def fit_step_model(results: list[Result]) -> tuple[steptime.StepModel | None, float | None]:
-    """The step-time model and the prefill speed in tok/s, from runs at low concurrency; None for what they do not give.
+def fit_step_model(results: list[Result]) -> tuple[steptime.StepModel | None, dict[int, float]]:
+    """The step-time model, and the prefill speed in tok/s by prompt length, from runs at low concurrency.
 
-    A step is the median gap between tokens; the KV tokens are those of requests spread evenly over their lives.
-    The prefill speed is the slope of TTFT over prompt length at one client.
+    A step is the median gap between tokens; the KV tokens are those of requests spread evenly over their lives. The
+    prefill of a request is what its tokens cost beyond the steps, at the highest of the low concurrencies:
+    (running / throughput - step) x output / running. TTFT alone would count what does not hold others up, such as the
+    way through the API server. None, and no speed, for what the runs do not give.
     """
-    points, alone = [], []
-    for result in results:
+    points, speeds = [], {}
+    for result in sorted(results, key=lambda r: r.cell.load.concurrency):
         load, step_s = result.cell.load, result.value("itl_p50_s")
-        if step_s:
-            held = load.concurrency * steptime.Shape(load.input_tokens, load.output_tokens).mean_kv_tokens()
-            points.append(steptime.StepPoint(load.concurrency, held, step_s))
-        if load.concurrency == 1:
-            alone.append((load.input_tokens, result.value("ttft_p50_s")))
+        if not step_s:
+            continue
+        held = load.concurrency * steptime.Shape(load.input_tokens, load.output_tokens).mean_kv_tokens()
+        points.append(steptime.StepPoint(load.concurrency, held, step_s))
+        throughput = result.value("throughput_tok_s") or result.value("throughput_whole_tok_s")
+        paused_s = load.concurrency / throughput - step_s if throughput else 0.0
+        if paused_s > 0:  # later ones, of more clients, replace the earlier
+            speeds[load.input_tokens] = load.input_tokens * load.concurrency / (paused_s * load.output_tokens)
     enough = len(points) >= 3 and len({point.running for point in points}) >= 2
-    return (steptime.fit(points) if enough else None), predict.prefill_line(alone)[1]
+    return (steptime.fit(points) if enough else None), speeds
 
 
 def refusal(error: ServerError) -> dict[str, Any]:

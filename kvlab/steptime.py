@@ -139,6 +139,16 @@ def predict(model: StepModel, clients: float, shape: Shape, running_limit: float
     return Prediction(clients, running, running / per_token, itl, per_token, queue, ttft, wave)
 
 
+def ttft_median_s(model: StepModel, found: Prediction, shape: Shape, alone_s: float | None = None) -> float:
+    """Median TTFT of a closed loop: midway between arrivals spread evenly and one wave.
+
+    `alone_s`, the TTFT of a request sent alone, adds what it holds beyond prefill and one step: the way through the
+    server, which delays its own request and holds no other one up.
+    """
+    own_way_s = 0.0 if alone_s is None else alone_s - shape.prefill_s() - model.step_s(1, shape.mean_kv_tokens())
+    return (found.ttft_s + found.ttft_wave_s) / 2 + max(0.0, own_way_s)
+
+
 def throughput_ceiling_tok_s(model: StepModel, shape: Shape) -> float | None:
     """What throughput tends to with ever more running requests: 1 / (time that each one adds); null if it adds none."""
     added = _added_s(model, shape, shape.mean_kv_tokens())
