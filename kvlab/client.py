@@ -19,9 +19,8 @@ from kvlab.workload import Request, probe_prompt
 FAKE_HEADER = "x-kvlab-fake"
 # Optional fields, best first: what a server refuses in the probe is left out of the load.
 FIELD_SETS: tuple[dict[str, Any], ...] = (
-    {"min_tokens": True, "return_token_ids": True},
-    {"min_tokens": True, "return_token_ids": False},
-    {"min_tokens": False, "return_token_ids": False},
+    {"return_token_ids": True},
+    {"return_token_ids": False},
 )
 FULL = FIELD_SETS[0]
 
@@ -54,12 +53,10 @@ def body(endpoint: Endpoint, request: Request, fields: dict[str, bool] = FULL) -
         "prompt": request.prompt,
         "max_tokens": request.output_tokens,
         "temperature": 0,
-        "ignore_eos": True,
+        "ignore_eos": True,  # min_tokens beside it would add a pass over the logits to every step of the server
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if fields["min_tokens"]:
-        values["min_tokens"] = request.output_tokens
     if fields["return_token_ids"]:
         values["return_token_ids"] = True
     return json.dumps(values, separators=(",", ":")).encode()

@@ -106,9 +106,13 @@ def article_points(axis: Axes, x: Iterable[float], y: Iterable[float | None], la
 
 
 def log2_axis(axis: Axes, values: Sequence[float]) -> None:
-    """Concurrency on a base-2 axis with the measured values as plain-number ticks."""
+    """Concurrency on a base-2 axis with the measured values as plain-number ticks; of close ones the first is named."""
     axis.set_xscale("log", base=2)
-    axis.set_xticks(list(values), [f"{value:g}" for value in values])
+    named: list[float] = []
+    for value in sorted(values):
+        if not named or value / named[-1] > 1.45:
+            named.append(value)
+    axis.set_xticks(named, [f"{value:g}" for value in named])
     axis.minorticks_off()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -57,11 +57,15 @@ def frame(results: list[Result], *names: str) -> pd.DataFrame:
 
 
 def across(results: list[Result], name: str) -> stats.Estimate | None:
-    """Mean of the repeats with its t interval; the run's own interval where there is a single run."""
+    """Mean of the repeats with its t interval, from three repeats on; the run's own interval where there is one run.
+
+    Two repeats have a t interval too, thirteen times as wide as their standard error: it says nothing.
+    """
     found = [result for result in results if result.value(name) is not None]
     if len(found) <= 1:
         return found[0].estimate(name) if found else None
-    return stats.mean_interval([result.value(name) for result in found])
+    mean = stats.mean_interval([result.value(name) for result in found])
+    return mean if mean.n > 2 else replace(mean, low=None, high=None, note="two repeats: too few for an interval")
 
 
 def turns(arms: Iterable[str], repeats: int) -> list[tuple[str, int]]:

@@ -54,7 +54,7 @@ def test_the_request_pins_its_length_and_asks_for_what_is_verified(fake):  # pit
     one(fake)
     asked = fake.bodies[-1]
     assert asked["prompt"] == REQUEST.prompt  # pitfall 12
-    assert asked["ignore_eos"] is True and asked["min_tokens"] == asked["max_tokens"] == 5
+    assert asked["ignore_eos"] is True and asked["max_tokens"] == 5 and "min_tokens" not in asked
     assert asked["temperature"] == 0 and asked["stream_options"] == {"include_usage": True}
 
 
@@ -220,9 +220,7 @@ def probed(endpoint):
 def test_the_probe_leaves_out_what_the_server_refuses(fake):
     assert probed(fake.endpoint) == client.FULL
     fake.behaviour = Behaviour(refuses=("return_token_ids",))
-    assert probed(fake.endpoint) == {"min_tokens": True, "return_token_ids": False}
-    fake.behaviour = Behaviour(refuses=("return_token_ids", "min_tokens"))
-    assert probed(fake.endpoint) == {"min_tokens": False, "return_token_ids": False}
+    assert probed(fake.endpoint) == {"return_token_ids": False}
 
 
 def test_the_probe_explains_a_server_that_cannot_be_measured(fake):
