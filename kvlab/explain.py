@@ -128,12 +128,13 @@ def two_models(plain: Iterable[Claim], refined: Iterable[Claim], first: str, sec
 
 
 def refused(checked: Iterable[tuple[Result, str | None]]) -> str | None:
-    """Which runs a section left out because they do not show what it looks for, and why."""
+    """What a section left out of its runs because it does not show what it looks for, and why."""
     checked = list(checked)
     out = [(result.run.id, why) for result, why in checked if why]
     if not out:
         return None
-    return f"{len(out)} of {len(checked)} runs are left out: " + "; ".join(f"{run}: {why}" for run, why in out) + "."
+    listed = "; ".join(f"{run}: {why}" for run, why in out)
+    return f"{len(out)} of {len(checked)} runs are not read in full: {listed}."
 
 
 def change(claims: Iterable[Claim], quantity: str, what: str) -> str | None:

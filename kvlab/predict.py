@@ -284,17 +284,19 @@ def chunk_costs_s(model: PrefillModel, chunk_tokens: int, input_tokens: int, dec
     return [model.ttft_s(end - start, start) - model.fixed_s for start, end in zip(cuts, cuts[1:], strict=False)]
 
 
-def prefill_model(points: list[tuple[int, float | None]]) -> PrefillModel | None:
+def prefill_model(points: list[tuple[int, float | None]], chunk_tokens: int | None = None) -> PrefillModel | None:
     """Fitted to (prompt tokens, TTFT in seconds) of requests sent alone, none of them cached; null below three lengths.
 
     Nonnegative least squares on relative residuals: a straight line through long prompts alone can give a negative
-    fixed part, since attention grows with the square of the length.
+    fixed part, since attention grows with the square of the length. With `chunk_tokens` a prompt takes a step for each
+    chunk, and the fixed part is that of one step: on a fast GPU it is most of a small chunk.
     """
     known = [(tokens, ttft_s) for tokens, ttft_s in points if ttft_s]
     if len({tokens for tokens, _ in known}) < 3:
         return None
     n, seconds = np.array(known, dtype=float).T
-    design = np.column_stack([np.ones_like(n), n, n * n / 2]) / seconds[:, None]
+    steps = np.ones_like(n) if chunk_tokens is None else np.ceil(n / chunk_tokens)
+    design = np.column_stack([steps, n, n * n / 2]) / seconds[:, None]
     scale = np.abs(design).max(axis=0)
     found, _ = optimize.nnls(design / scale, np.ones_like(n))
     model = PrefillModel(*(found / scale).tolist())

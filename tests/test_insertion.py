@@ -96,14 +96,19 @@ def test_gaps_belong_to_the_insertion_that_made_them():
         ([row("insert", 1, 0.03, [], ok=False)], "failed"),
         ([row("insert", 1, 0.005, [0.2])], "before the decoding request's first token"),
         ([row("insert", 1, 0.4, [0.5])], "ended before"),
-        ([row("insert", 1, 0.03, [0.2]), row("insert", 2, 0.1, [0.3])], "overlapped"),
+        ([row("insert", 1, 0.03, [0.2]), row("insert", 2, 0.1, [0.3])], "2 of 2 insertions: two of them overlapped"),
     ],
 )
 def test_a_run_that_shows_no_insertion_says_why(inserts, why):
     found, reason = insertion.insertions(run(*inserts))
     assert found == []
     assert why in reason
-    assert not len(insertion.quiet_gaps_s(run(*inserts)))
+
+
+def test_one_bad_insertion_does_not_take_the_others_with_it():
+    found, why = insertion.insertions(run(row("insert", 1, 0.027, [0.2301]), row("insert", 2, 0.4, [0.6])))
+    assert [i.start_s for i in found] == [0.027]
+    assert why.startswith("1 of 2 insertions: the decoding request ended")
 
 
 def test_a_failed_decoding_request_gives_no_gaps():  # pitfall 5
@@ -120,6 +125,20 @@ def test_chunks_add_up_to_the_whole_prefill_and_grow():
     assert sum(costs) == pytest.approx(MODEL.ttft_s(3500) - MODEL.fixed_s)
     assert costs[:6] == sorted(costs[:6])
     assert costs[5] - costs[0] == pytest.approx(1e-8 * 512 * 5 * 512)
+
+
+def test_the_fixed_part_of_a_step_is_found_where_prompts_take_several():
+    step_s, token_s = 0.02, 6e-6
+    points = [(n, -(-n // 2048) * step_s + n * token_s) for n in (875, 1750, 2625, 3500, 8192, 16384)]
+    found = predict.prefill_model(points, 2048)
+    assert (found.fixed_s, found.per_token_s) == (pytest.approx(step_s, rel=1e-3), pytest.approx(token_s, rel=1e-3))
+    assert predict.prefill_model(points).per_token_s > 2 * token_s  # one step would explain it by the tokens
+
+
+def test_a_chunk_that_slows_the_input_gets_more_room():
+    usual = insertion.schedule(0.06, 0.0025, 3)
+    assert insertion.schedule(0.06, 0.0025, 3, 0.07) == usual
+    assert insertion.schedule(0.06, 0.0025, 3, 0.15).every_s > 0.2 > usual.every_s
 
 
 def test_an_input_below_the_chunk_is_one_piece():
@@ -160,5 +179,5 @@ def test_runs_that_are_left_out_are_named():
     run = SimpleNamespace(run=SimpleNamespace(id="chunk512-r0"))
     assert explain.refused([(run, None)]) is None
     assert explain.refused([(run, None), (run, "overlapped")]) == (
-        "1 of 2 runs are left out: chunk512-r0: overlapped."
+        "1 of 2 runs are not read in full: chunk512-r0: overlapped."
     )
