@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -179,7 +180,7 @@ def _run_together(sections, profile, machine, mode, base_url, param) -> None:
 
 def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = False):
     """Executes the notebooks; returns the machine, seconds a section, and failures a section (only with `go_on`)."""
-    from kvlab import measure, run, store
+    from kvlab import batch, measure, run, store
 
     if not sections:
         raise ConfigError("No notebooks were found from here.", next_step="run this inside the repository of kvlab")
@@ -197,17 +198,19 @@ def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = Fal
     for path in known:
         run.check_parameters(path, given)
     typer.echo(f"machine {lab.machine}, profile {lab.profile.name}, mode {mode}")
-    timings, failures = {}, {}
-    for path in known:
-        section = path.stem[3:]
-        try:
-            timings[section] = run.execute(path, given, BUILD / "notebooks" / path.name, progress=sys.stderr.isatty())
-            typer.echo(f"  {section:<16} {timings[section]:6.1f} s")
-        except KvlabError as error:
-            if not go_on or isinstance(error, ConfigError):
-                raise
-            failures[section] = str(error)
-            typer.echo(f"  {section:<16} failed")
+
+    def told(section: str, seconds: float | None) -> None:
+        typer.echo(f"  {section:<16} " + ("failed" if seconds is None else f"{seconds:6.1f} s"))
+
+    timings, failures = batch.execute(
+        known,
+        given,
+        BUILD,
+        lab.profile.model_dump_json() + json.dumps(own),
+        go_on=go_on,
+        told=told,
+        progress=sys.stderr.isatty(),
+    )
     return lab.machine, timings, failures
 
 

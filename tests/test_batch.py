@@ -1,0 +1,65 @@
+"""Several notebooks: measured ones in a row, replayed ones side by side, finished ones not measured again."""
+
+import json
+
+import notebooks_for_tests
+import pytest
+
+from kvlab import batch
+from kvlab.errors import NotebookError
+
+PARAMETERS = 'MACHINE: str = "m"  # folder\nMODE: str = "auto"  # mode'
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    return tmp_path
+
+
+def notebook(folder, name, body):
+    return notebooks_for_tests.notebook(folder / f"{name}.ipynb", body, parameters=PARAMETERS)
+
+
+def run_all(paths, project, mode="auto", profile="p", go_on=True):
+    given = {"MACHINE": "m", "MODE": mode}
+    ended = []
+    outcome = batch.execute(paths, given, project / "build", profile, go_on=go_on, told=lambda *end: ended.append(end))
+    assert len(ended) == len(outcome[0]) + len(outcome[1])
+    return outcome
+
+
+def modes(project):
+    return (project / "modes").read_text().split()
+
+
+def test_a_finished_section_replays_until_its_runs_profile_or_notebook_change(project):
+    path = notebook(project, "01_a", f"with open({str(project / 'modes')!r}, 'a') as f: print(MODE, file=f)")
+    for _ in range(2):
+        timings, failures = run_all([path], project)
+        assert list(timings) == ["a"] and failures == {}
+    assert modes(project) == ["auto", "replay"]
+    run = project / "data" / "m" / "a" / "c1" / "run.json"
+    run.parent.mkdir(parents=True)
+    run.write_text("{}")  # another run than there was
+    run_all([path], project)
+    run_all([path], project, profile="another")
+    run_all([path], project, profile="another", mode="measure")
+    assert modes(project)[2:] == ["auto", "auto", "measure"]
+
+
+def test_a_failed_section_is_named_and_measured_again(project):
+    good = notebook(project, "01_good", "1")
+    bad = notebook(project, "02_bad", "raise RuntimeError('broken')")
+    timings, failures = run_all([bad, good], project)
+    assert list(timings) == ["good"] and "broken" in failures["bad"]
+    assert list(json.loads((project / "build" / batch.DONE).read_text())["m"]) == ["good"]
+    with pytest.raises(NotebookError, match="broken"):
+        run_all([bad, good], project, go_on=False)
+
+
+def test_a_replay_tells_of_failures_from_other_processes_too(project):
+    paths = [notebook(project, "01_good", "1"), notebook(project, "02_bad", "raise RuntimeError('broken')")]
+    timings, failures = run_all(paths, project, mode="replay")
+    assert list(timings) == ["good"] and "broken" in failures["bad"]
+    assert not (project / "build" / batch.DONE).exists()
