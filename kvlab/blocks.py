@@ -9,124 +9,14 @@ free_blocks() of vLLM's V1 scheduler and block pool, first come first served.
 
 from __future__ import annotations
 
-import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from kvlab.block_pool import BlockPool
+from kvlab.block_account import Account, Engine, Eviction, Job, Life, Step
+from kvlab.block_pool import BlockPool, Stretch
 from kvlab.config import ServerConfig
 from kvlab.errors import ConfigError
-
-
-class Job(NamedTuple):
-    """One request, in tokens."""
-
-    input_tokens: int
-    output_tokens: int
-
-
-class Engine(NamedTuple):
-    """The server's limits: usable blocks (without the null block), tokens a block, requests, tokens a step."""
-
-    usable_blocks: int
-    block_size: int
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    prefix_caching: bool = True
-    reserve_input: bool = True  # False: releases that admit a request when its first chunk fits
-
-
-class Eviction(NamedTuple):
-    """A preemption: the tokens computed by then, and, once the request is back, how many of them were cached."""
-
-    step: int
-    request: int
-    computed_tokens: int
-    resumed_step: int
-    cached_tokens: int
-
-    @property
-    def recomputed_tokens(self) -> int:
-        """Tokens that this preemption makes the server compute a second time."""
-        return self.computed_tokens - self.cached_tokens
-
-
-class Step(NamedTuple):
-    """One forward pass. `decoding` requests compute one token each, with `kv_tokens` before them in the cache.
-
-    `prefill_tokens` are all other tokens, recomputed ones included; `prefill_pairs` is the sum of n (m + n / 2) over
-    their requests, n new tokens after m cached ones. `output_tokens` leave the step for the clients. `running`,
-    `waiting` and `used_blocks` are what the server's gauges show at its end. `held_by` is what keeps the head of the
-    queue waiting: "kv", "max_num_seqs", or null where it is only the tokens of a step.
-    """
-
-    decoding: int
-    kv_tokens: int
-    prefill_tokens: int
-    prefill_pairs: float
-    output_tokens: int
-    running: int
-    waiting: int
-    used_blocks: int
-    evicted: int
-    held_by: str | None
-
-
-class Life(NamedTuple):
-    """Steps of one request: the first that could admit it, the one that did, and those of its first and last token."""
-
-    arrived: int
-    admitted: int
-    first_token: int
-    last_token: int
-
-
-@dataclass(frozen=True)
-class Account:
-    """What became of a load. Steps in order; `lives` by request."""
-
-    steps: tuple[Step, ...]
-    evictions: tuple[Eviction, ...]
-    lives: tuple[Life, ...]
-
-    @property
-    def preemptions(self) -> int:
-        return len(self.evictions)
-
-    @property
-    def evicted_requests(self) -> int:
-        """Requests that were preempted at least once."""
-        return len({eviction.request for eviction in self.evictions})
-
-    @property
-    def recomputed_tokens(self) -> int:
-        """Tokens computed more than once, over all preemptions."""
-        return sum(eviction.recomputed_tokens for eviction in self.evictions)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens that resumed requests found in the prefix cache."""
-        return sum(eviction.cached_tokens for eviction in self.evictions)
-
-    @property
-    def lost_tokens(self) -> int:
-        """Tokens that were computed when their request was preempted: recomputed + cached."""
-        return sum(eviction.computed_tokens for eviction in self.evictions)
-
-    @property
-    def max_running(self) -> int:
-        return max((step.running for step in self.steps), default=0)
-
-    @property
-    def max_waiting(self) -> int:
-        return max((step.waiting for step in self.steps), default=0)
-
-    @property
-    def verdict(self) -> str:
-        """`eviction`, `queue` where requests wait for blocks or for max_num_seqs and none is evicted, or `free`."""
-        return "eviction" if self.evictions else "queue" if any(step.held_by for step in self.steps) else "free"
 
 
 def engine_of(server: ServerConfig, usable_blocks: int) -> Engine:
@@ -148,10 +38,17 @@ def closed_loop(
 
     The first request is scheduled alone, as it reaches an idle server before the others; of these, `per_step` arrive
     in each further step (null: all in the second one). `absent_steps` begin before a client's next request has reached
-    the server. Raises ConfigError for a request that does not fit even alone.
+    the server. Raises ConfigError for a request that does not fit even alone, and for steps too small for all requests.
     """
+    running = min(engine.max_num_seqs, clients, len(jobs))
+    if engine.max_num_batched_tokens < running:
+        raise ConfigError(
+            f"A step of {engine.max_num_batched_tokens} tokens leaves some of {running} running requests without one.",
+            cause="max_num_batched_tokens is smaller than max_num_seqs, with which vLLM does not start",
+            next_step="set max_num_batched_tokens to max_num_seqs or more",
+        )
     for job in jobs:
-        needed = math.ceil((job.input_tokens + max(0, job.output_tokens - 1)) / engine.block_size)
+        needed = _ceil(job.input_tokens + max(0, job.output_tokens - 1), engine.block_size)
         if needed > engine.usable_blocks or job.output_tokens < 1:
             raise ConfigError(
                 f"{job.input_tokens} + {job.output_tokens} tokens cannot run in {engine.usable_blocks} blocks.",
@@ -169,31 +66,48 @@ def variants(engine: Engine, clients: int, jobs: Sequence[Job]) -> list[Account]
     return [closed_loop(engine, clients, jobs, absent_steps=absent, per_step=n) for absent, n in timings]
 
 
-@dataclass
+def _ceil(tokens: int, size: int) -> int:
+    return -(-tokens // size)
+
+
+@dataclass(eq=False, slots=True)
 class _Request:
     index: int
     job: Job
-    arrived: int
-    blocks: list[int] = field(default_factory=list)
-    computed: int = 0
+    arrived: int = 0
+    computed: int = 0  # not kept up to date while it decodes: then it is step - since
+    since: int = 0
     tokens: int = 0
+    end: int = -1  # the step of its last token, known as soon as it decodes
     admitted: int = -1
     first_token: int = -1
     last_token: int = -1
+    kept: Stretch = field(default_factory=Stretch)  # what an eviction left of it in the free queue
     eviction: tuple[int, int] | None = None  # step and computed tokens of the last one, until it is back
 
 
 class _Loop:
+    """Requests that decode advance together: a step costs the same for one of them as for a hundred.
+
+    Only their blocks and their ends differ: `growing` holds them by the remainder of the steps in which they start a
+    block, `ending` by the step of their last token. Both, like `running`, are in the order of admission. At most one
+    request, the one admitted last, is still in its prefill when a step ends: `partial`.
+    """
+
     def __init__(self, engine: Engine, clients: int, jobs: Sequence[Job], absent_steps: int, per_step: int):
-        self.absent_steps = absent_steps
-        self.engine, self.pool = engine, BlockPool(engine.usable_blocks, engine.prefix_caching)
-        self.requests = [_Request(i, job, 0, tokens=job.input_tokens) for i, job in enumerate(jobs)]
+        self.engine, self.absent_steps = engine, absent_steps
+        self.pool = BlockPool(engine.usable_blocks, engine.prefix_caching)
+        self.requests = [_Request(i, job, tokens=job.input_tokens) for i, job in enumerate(jobs)]
         self.unsent = deque(self.requests)
         self.coming: deque[tuple[int, _Request]] = deque()
         for i in range(min(clients, len(jobs))):
-            self._send(math.ceil(i / per_step))
+            self._send(_ceil(i, per_step))
         self.waiting: deque[_Request] = deque()
-        self.running: list[_Request] = []
+        self.running: dict[_Request, None] = {}
+        self.growing: list[dict[_Request, None]] = [{} for _ in range(engine.block_size)]
+        self.ending: defaultdict[int, dict[_Request, None]] = defaultdict(dict)
+        self.partial: _Request | None = None
+        self.kv_tokens = 0  # computed by all the requests that decode
         self.steps: list[Step] = []
         self.evictions: list[Eviction] = []
         self.now = 0
@@ -215,95 +129,124 @@ class _Loop:
 
     def _step(self) -> None:
         before = len(self.waiting)
-        scheduled, budget = self._grow()
+        self._grow()
+        decoding = len(self.running) - (self.partial is not None)
+        prefills, budget = self._continue(self.engine.max_num_batched_tokens - decoding)
         evicted = len(self.waiting) - before
-        held_by = "kv" if evicted else self._admit(scheduled, budget)
-        work = _work(scheduled)
-        for request, new in scheduled:
-            self._compute(request, new)
-        used = self.engine.usable_blocks - len(self.pool.free)
+        held_by = "kv" if evicted else self._admit(prefills, budget)
+        work = self._compute(decoding, prefills)
+        for request in self.ending.pop(self.now, ()):
+            self._finish(request)
+        used = self.engine.usable_blocks - self.pool.free
         self.steps.append(Step(*work, len(self.running), len(self.waiting), used, evicted, held_by))
 
-    def _grow(self) -> tuple[list[tuple[_Request, int]], int]:
-        """The running requests, in the order of their admission; the last ones are evicted for the first ones."""
-        scheduled, budget, i = [], self.engine.max_num_batched_tokens, 0
-        while i < len(self.running) and budget > 0:
-            request = self.running[i]
-            new = min(request.tokens - request.computed, budget)
-            while not self._extend(request, request.computed + new):
-                victim = self.running.pop()
-                self._evict(victim)
-                if victim is request:
-                    return scheduled, budget
-            scheduled.append((request, new))
-            budget -= new
-            i += 1
-        return scheduled, budget
+    def _grow(self) -> None:
+        """A block for each request that starts one; the requests admitted last are evicted for the first ones."""
+        growing = self.growing[self.now % self.engine.block_size]
+        if len(growing) <= self.pool.free:
+            self.pool.take(len(growing))
+            return
+        for request in tuple(growing):
+            while request in self.running and not self.pool.free:
+                self._evict()
+            if request not in self.running:
+                return
+            self.pool.take(1)
 
-    def _extend(self, request: _Request, tokens: int) -> bool:
-        """Gives the request the blocks for that many tokens; False where too few are free."""
-        needed = math.ceil(tokens / self.engine.block_size) - len(request.blocks)
-        if needed > len(self.pool.free):
-            return False
-        request.blocks += [self.pool.take() for _ in range(needed)]
-        for index in range(request.computed // self.engine.block_size, tokens // self.engine.block_size):
-            self.pool.keep(request.index, index, request.blocks[index])
-        return True
+    def _continue(self, budget: int) -> tuple[list[tuple[_Request, int]], int]:
+        """The next chunk of the prompt that the last step left unfinished, and the tokens left after it."""
+        request, size = self.partial, self.engine.block_size
+        if request is None:
+            return [], budget
+        new = min(request.tokens - request.computed, budget)
+        needed = _ceil(request.computed + new, size) - _ceil(request.computed, size)
+        if needed > self.pool.free:
+            self._evict()
+            return [], budget
+        self.pool.take(needed)
+        self.partial = None
+        return [(request, new)], budget - new
 
-    def _evict(self, request: _Request) -> None:
-        self.pool.release(request.blocks)
+    def _evict(self) -> None:
+        """Evicts the request admitted last."""
+        request, _ = self.running.popitem()
+        if request is self.partial:
+            self.partial = None
+        else:
+            self._stop_decoding(request, self.now)
+            request.tokens = request.computed + 1
+        request.kept = self._release(request)
         request.eviction = (self.now, request.computed)
-        request.blocks, request.computed = [], 0
+        request.computed = 0
         self.waiting.appendleft(request)
 
-    def _admit(self, scheduled: list[tuple[_Request, int]], budget: int) -> str | None:
+    def _release(self, request: _Request) -> Stretch:
+        full, rest = divmod(request.computed, self.engine.block_size)
+        return self.pool.release(full, 1 if rest else 0)
+
+    def _admit(self, prefills: list[tuple[_Request, int]], budget: int) -> str | None:
         """Admits from the head of the queue; returns what keeps the next one waiting."""
         size = self.engine.block_size
         while self.waiting and budget > 0:
             if len(self.running) >= self.engine.max_num_seqs:
                 return "max_num_seqs"
             request = self.waiting[0]
-            blocks = self.pool.found(request.index, (request.tokens - 1) // size)
-            new = min(request.tokens - len(blocks) * size, budget)
-            asked = request.tokens if self.engine.reserve_input else len(blocks) * size + new
-            if math.ceil(asked / size) > len(self.pool.free):
+            cached = request.kept.blocks * size
+            new = min(request.tokens - cached, budget)
+            asked = request.tokens if self.engine.reserve_input else cached + new
+            if _ceil(asked, size) > self.pool.free:
                 return "kv"
-            self.pool.adopt(blocks)
-            request.blocks, request.computed = list(blocks), len(blocks) * size
-            self._extend(request, request.computed + new)
-            self.running.append(self.waiting.popleft())
-            scheduled.append((request, new))
+            self.pool.adopt(request.kept)
+            request.computed = cached
+            self.pool.take(_ceil(cached + new, size) - cached // size)
+            self.running[self.waiting.popleft()] = None
+            prefills.append((request, new))
             budget -= new
             if request.admitted < 0:
                 request.admitted = self.now
             if request.eviction is not None:
                 step, computed = request.eviction
-                self.evictions.append(Eviction(step, request.index, computed, self.now, len(blocks) * size))
+                self.evictions.append(Eviction(step, request.index, computed, self.now, cached))
                 request.eviction = None
         return None
 
-    def _compute(self, request: _Request, new: int) -> None:
-        request.computed += new
-        if request.computed < request.tokens:
-            return
-        request.tokens += 1
+    def _compute(self, decoding: int, prefills: list[tuple[_Request, int]]) -> tuple[int, int, int, float, int]:
+        """Computes the step and returns its first five numbers."""
+        ones, kv_tokens, tokens, pairs, outputs = decoding, self.kv_tokens, 0, 0.0, decoding
+        self.kv_tokens += decoding
+        for request, new in prefills:
+            if new == 1:
+                ones, kv_tokens = ones + 1, kv_tokens + request.computed
+            else:
+                tokens, pairs = tokens + new, pairs + new * (request.computed + new / 2)
+            request.computed += new
+            if request.computed < request.tokens:
+                self.partial = request
+            else:
+                outputs += 1
+                self._start_decoding(request)
+        return ones, kv_tokens, tokens, pairs, outputs
+
+    def _start_decoding(self, request: _Request) -> None:
         if request.first_token < 0:
             request.first_token = self.now
-        if request.tokens - request.job.input_tokens == request.job.output_tokens:
-            request.last_token = self.now
-            self.running.remove(request)
-            self.pool.release(request.blocks)
-            self._send(self.now + 1 + self.absent_steps)
+        request.since = self.now + 1 - request.computed
+        request.end = self.now + request.job.input_tokens + request.job.output_tokens - 1 - request.computed
+        self.growing[request.since % self.engine.block_size][request] = None
+        self.ending[request.end][request] = None
+        self.kv_tokens += request.computed
 
+    def _stop_decoding(self, request: _Request, step: int) -> None:
+        """Before that step; leaves its tokens in `computed`."""
+        request.computed = step - request.since
+        self.kv_tokens -= request.computed
+        del self.growing[request.since % self.engine.block_size][request]
+        if request.end >= step:
+            del self.ending[request.end][request]
 
-def _work(scheduled: list[tuple[_Request, int]]) -> tuple[int, int, int, float, int]:
-    """The first five numbers of a step, before it is computed."""
-    ones = [request for request, new in scheduled if new == 1]
-    others = [(request, new) for request, new in scheduled if new > 1]
-    return (
-        len(ones),
-        sum(request.computed for request in ones),
-        sum(new for _, new in others),
-        sum(new * (request.computed + new / 2) for request, new in others),
-        sum(request.computed + new == request.tokens for request, new in scheduled),
-    )
+    def _finish(self, request: _Request) -> None:
+        self._stop_decoding(request, self.now + 1)
+        self._release(request)
+        del self.running[request]
+        request.last_token = self.now
+        self._send(self.now + 1 + self.absent_steps)

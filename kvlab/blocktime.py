@@ -50,7 +50,8 @@ def timed(account: Account, model: StepModel, prefill: PrefillModel) -> Timed:
 
 def _starts(account: Account, ends: list[float]) -> list[float]:
     """When each request leaves its client: 0 for the first ones, then the end of the requests in their order."""
-    first = sum(life.arrived <= min(other.last_token for other in account.lives) for life in account.lives)
+    first_end = min(life.last_token for life in account.lives)
+    first = sum(life.arrived <= first_end for life in account.lives)
     finished = sorted(ends[life.last_token] for life in account.lives)
     return [0.0] * first + finished[: len(account.lives) - first]
 
