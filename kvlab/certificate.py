@@ -127,8 +127,12 @@ def _delivery(e: Evidence, failures: list[str], problems: list[str]) -> dict[str
 
 
 def _most_in_server(e: Evidence) -> float | None:
-    """Most requests, running and waiting, that a sample inside the plateau showed; None for fewer than 4 samples."""
-    if e.window is None:
+    """Most requests, running and waiting, that a sample inside the plateau showed; None for fewer than 4 samples.
+
+    None too where requests are over before the next sample: a gauge cannot show them.
+    """
+    rows = _measured(e)
+    if e.window is None or (rows["end_s"] - rows["start_s"]).median() < 2 * e.load.sample_interval_s:
         return None
     inside = e.samples[e.samples["t_s"].between(*e.window)]
     totals = (inside["running"] + inside["waiting"]).dropna()

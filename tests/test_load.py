@@ -356,6 +356,12 @@ def test_the_running_gauge_is_compared_with_the_target():  # pitfall 7
     assert certify(evidence(samples=gauge(1.0, 1.0)))["running_max"] == 1
 
 
+def test_a_gauge_says_nothing_of_requests_that_end_between_two_scrapes():
+    short = [(i, i + 0.1) for i in range(6)]
+    idle = [{"t_s": i + 0.5, "running": 0.0, "waiting": 0.0} for i in range(5)]
+    assert not any("never saw" in p for p in certify(evidence(short, samples=idle))["problems"])
+
+
 def test_a_restarted_server_fails_the_run():
     samples = [{"t_s": float(t), "prefix_hits": hits} for t, hits in enumerate([5.0, 1.0, 9.0])]
     certificate = certify(evidence(samples=samples))
