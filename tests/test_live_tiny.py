@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from kvlab import control, engine, tiny
-from kvlab.config import ServerConfig
+from kvlab import control, engine, perplexity, tiny
+from kvlab.config import LoadConfig, ServerConfig
 from kvlab.errors import EngineMissing
 from kvlab.server import VllmServer
 
@@ -93,3 +93,12 @@ def test_a_text_prompt_is_continued_greedily(server):
 def test_the_server_tokenizes_as_the_package_does(server):
     text = "Naïve 🙂 text\n\n with  spaces"
     assert ask(server, "/tokenize", prompt=text)["tokens"] == tiny.encode(text)
+
+
+def test_windows_through_vllm_have_the_cards_perplexity_and_repeat(server):  # pitfall 25
+    load = LoadConfig(workload="perplexity", requests=1, input_tokens=1024, output_tokens=1)
+    runs = [perplexity.run_windows(server.endpoint, load, progress=False) for _ in range(2)]
+    assert [run.certificate["failures"] for run in runs] == [[], []]
+    stated = float(tiny.facts()["window_perplexity"])
+    assert perplexity.perplexity(runs[0].summary).value == pytest.approx(stated, rel=0.01)
+    assert perplexity.largest_difference(*(run.summary for run in runs)) < perplexity.REPEAT_NLL
