@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvlab import predict, stats, steptime, store
+from kvlab import stats, steptime, store
 from kvlab.config import Cell
 from kvlab.errors import ServerError
 from kvlab.records import REQUEST_COLUMNS, SAMPLE_COLUMNS

@@ -428,7 +428,7 @@ def test_results_without_a_run_give_nothing_and_not_zero():
     assert len(measure.rows(results[0])) == 0 and "ttft_s" in measure.rows(results[0])
     assert measure.running_while_waiting(results[0]) is None
     assert measure.relative_difference(results, results, "ttft_p50_s") is None
-    assert measure.fit_step_model(results) == (None, None)
+    assert measure.fit_step_model(results) == (None, {})
 
 
 def test_ctrl_c_while_several_servers_start_ends_them_all(monkeypatch):  # pitfall 26
