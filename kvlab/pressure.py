@@ -40,9 +40,15 @@ def recomputed(result: results.Result) -> int | None:
     log, load = result.run.log() if result.run is not None else None, result.cell.load
     if log is None:
         return None
-    sent = load.requests * load.input_tokens, load.requests * load.output_tokens
-    steps = iterations.last_load(iterations.parse_iterations(log), sent[0])
-    return None if steps is None else iterations.recomputed_tokens(steps, *sent, load.requests)
+    sent = load.requests * load.input_tokens, load.requests * load.output_tokens, load.requests
+    steps = iterations.last_load(iterations.parse_iterations(log), iterations.once(*sent), _warmup_tokens(result))
+    return None if steps is None else iterations.recomputed_tokens(steps, *sent)
+
+
+def _warmup_tokens(result: results.Result) -> int:
+    rows = result.run.requests()
+    warmup = rows[rows["phase"] == "warmup"]
+    return iterations.once(int(warmup["prompt_tokens"].sum()), int(warmup["output_tokens"].sum()), len(warmup))
 
 
 def pair_input(pool: blocks.Engine, max_model_len: int, output_tokens: int) -> int:

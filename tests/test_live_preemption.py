@@ -42,8 +42,9 @@ def test_a_pair_is_evicted_and_recomputed_as_the_account_says(caching, tmp_path)
         log = server.log_path.read_text()
     jobs = [blocks.Job(INPUT, OUTPUT)] * 2
     account = blocks.closed_loop(blocks.engine_of(config, BLOCKS - 1), 2, jobs)
-    steps = iterations.last_load(iterations.parse_iterations(log), 2 * INPUT)
-    again = iterations.recomputed_tokens(steps, 2 * INPUT, 2 * OUTPUT, 2)
+    sent = 2 * INPUT, 2 * OUTPUT, 2
+    steps = iterations.last_load(iterations.parse_iterations(log), iterations.once(*sent))
+    again = iterations.recomputed_tokens(steps, *sent)
     assert result.requests["ok"].all()
     assert account.preemptions == counter_delta(result.samples, "preemptions") == 1
     assert again == pytest.approx(account.recomputed_tokens, abs=4)  # the second request may start a step later

@@ -47,6 +47,13 @@ def test_a_measured_pair_equals_its_account():
     assert measured == pytest.approx(computed)
 
 
+def test_a_pair_after_a_warm_up_is_counted_alone():
+    result = pair(log(PROBE, (1, 4, 0, 0), (0, 0, 1, 1), *PAIR))
+    warm = request(events=[(0.1, 1), (0.2, 1)], request=0, phase="warmup", prompt_tokens=4)
+    result.run.rows = pd.concat([requests(warm), result.run.rows], ignore_index=True)
+    assert pressure.recomputed(result) == 3
+
+
 def test_without_step_lines_the_client_still_sees_the_pause():
     measured = pressure.pair_measured(pair("INFO: nothing"))
     assert measured["recomputed_tokens"] is None and measured["found_share"] is None
