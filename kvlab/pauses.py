@@ -56,24 +56,37 @@ def preempted(rows: pd.DataFrame) -> list[Pause]:
     streams = [times for times, _ in content_events(rows)]
     gaps = np.concatenate([np.diff(times) for times in streams]) if streams else np.empty(0)
     step_s = float(np.median(gaps)) if len(gaps) else 0.0
-    found = []
-    for i, (request, times) in enumerate(zip(rows["request"], streams, strict=True)):
-        for k in np.flatnonzero(np.diff(times) > ALONE * step_s):
-            ends = float(times[k]), float(times[k + 1])
-            others = [other for j, other in enumerate(streams) if j != i and _under_way(other, *ends)]
-            if others and sum(_goes_on(other, *ends, step_s) for other in others) >= len(others) / 2:
-                found.append(Pause(int(request), *ends))
-    return found
+    long = [np.flatnonzero(np.diff(times) > ALONE * step_s) for times in streams]
+    if not sum(map(len, long)):
+        return []
+    owner = np.repeat(np.arange(len(streams)), [len(places) for places in long])
+    starts = np.concatenate([times[places] for times, places in zip(streams, long, strict=True)])
+    ends = np.concatenate([times[places + 1] for times, places in zip(streams, long, strict=True)])
+    others, going = _others(streams, owner, starts, ends, step_s)
+    names = rows["request"].to_numpy()
+    alone = np.flatnonzero((others > 0) & (going >= others / 2))
+    return [Pause(int(names[owner[k]]), float(starts[k]), float(ends[k])) for k in alone]
 
 
-def _under_way(times: np.ndarray, start_s: float, end_s: float) -> bool:
-    return len(times) > 0 and times[0] < end_s and times[-1] > start_s
+def _others(
+    streams: list[np.ndarray], owner: np.ndarray, starts: np.ndarray, ends: np.ndarray, step_s: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each gap, the other streams under way in it, and how many of these go on: events at their usual pace.
 
-
-def _goes_on(times: np.ndarray, start_s: float, end_s: float, step_s: float) -> bool:
-    """Whether events come at their usual pace in between: after a stall they come together, at its end."""
-    inside = times[np.searchsorted(times, start_s, "right") : np.searchsorted(times, end_s, "left")]
-    return int(np.sum(np.diff(inside) >= step_s / 2)) >= ALONE
+    After a stall of all of them they come together, at its end.
+    """
+    others, going = np.zeros(len(starts), dtype=int), np.zeros(len(starts), dtype=int)
+    for j, times in enumerate(streams):
+        if len(times) == 0:
+            continue
+        under_way = (owner != j) & (times[0] < ends) & (times[-1] > starts)
+        paced = np.concatenate([[0], np.cumsum(np.diff(times) >= step_s / 2)])  # paced[k]: gaps before event k
+        first, after = np.searchsorted(times, starts, "right"), np.searchsorted(times, ends, "left")
+        last = np.clip(after - 1, 0, None)
+        paces = np.where(after > first, paced[last] - paced[np.minimum(first, last)], 0)
+        others += under_way
+        going += under_way & (paces >= ALONE)
+    return others, going
 
 
 def paused_s(rows: pd.DataFrame) -> float | None:
