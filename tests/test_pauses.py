@@ -63,7 +63,7 @@ def test_pauses_among_many_requests_are_those_found_one_by_one():
     draw = random.Random(1)
     streams = []
     for _ in range(24):
-        steps = [draw.choice([0.001, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.7, 1.5]) for _ in range(draw.randint(1, 40))]
+        steps = [draw.choice([0.001, *[0.1] * 12, 0.7, 1.5]) for _ in range(draw.randint(1, 40))]
         start = draw.uniform(0, 3)
         streams.append([round(start + sum(steps[:k]), 6) for k in range(len(steps))])
     rows = requests(*(request(events=[(t, 1) for t in times], request=n) for n, times in enumerate(streams)))
