@@ -1,5 +1,6 @@
 """What the project says of itself: one list of dependencies, targets that exist, modules that can be read."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -150,3 +151,11 @@ def test_claims_follow_from_the_committed_runs(machine, tmp_path, monkeypatch):
         if section in measured:
             run.execute(path, {"MACHINE": machine, "MODE": "replay"}, tmp_path / path.name)
     assert (tmp_path / "data" / machine / "claims.csv").read_bytes() == (folder / "claims.csv").read_bytes()
+
+
+def test_the_readme_shows_what_was_measured():
+    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "tools" / "readme_table.py")
+    readme_table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(readme_table)
+    text = (ROOT / "README.md").read_text()
+    assert readme_table.with_table(text) == text
