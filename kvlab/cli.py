@@ -198,6 +198,9 @@ def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = Fal
     for path in known:
         run.check_parameters(path, given)
     typer.echo(f"machine {lab.machine}, profile {lab.profile.name}, mode {mode}")
+    if mode == "replay":
+        stored = ", ".join(name for name in store.machines() if name != measure.PUBLISHED)
+        typer.echo(f"stored machines: {stored} (--machine, or MACHINE= with make, chooses)")
 
     def told(section: str, seconds: float | None) -> None:
         typer.echo(f"  {section:<16} " + ("failed" if seconds is None else f"{seconds:6.1f} s"))

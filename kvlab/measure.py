@@ -19,7 +19,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from kvlab import claims as claims_module
-from kvlab import config, display, geometry, model_files, predictions, profile, provenance, quiet, stats, store
+from kvlab import config, display, existing, geometry, model_files, predictions, profile, provenance, quiet, stats, store
 from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
@@ -261,11 +261,19 @@ def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mod
     if not machine:
         machine = provenance.external_name(base_url) if base_url else provenance.machine_name()
     _check_machine(machine)
+    if base_url and profile_name == "auto" and mode != "replay":
+        raise ConfigError(
+            "An existing server is measured without a profile.",
+            cause="its model and its KV pool cannot be seen from outside, and the computed numbers need them",
+            next_step="name the TOML file that describes it: --profile mine.toml (PROFILE in a notebook)",
+        )
     if profile_name == "auto":
         profile_name = _profile_of(machine) or profile.choose(hardware)
     chosen = profile.load_profile(profile_name)
     if mode != "replay" and not base_url:
         profile.check_fits(chosen, hardware)
+    if base_url and mode != "replay":
+        existing.attach(base_url)  # one that does not answer is an error before anything is stored
     return Lab(section, chosen, machine, mode, base_url)
 
 

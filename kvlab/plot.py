@@ -171,6 +171,9 @@ def plain_log_x(axis: Axes) -> None:
         return
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+    low, high = axis.get_xlim()
+    if high < 10 * low:  # within one decade the logarithmic locator names too many
+        axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(4))
     axis.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
 

@@ -17,11 +17,12 @@ import jinja2
 import nbformat
 import pandas as pd
 
-from kvlab import __version__, claims, display, plot, provenance, run, store
+from kvlab import __version__, claims, display, explain, plot, provenance, run, store
 from kvlab.errors import StoreError
 from kvlab.measure import EXISTING
 
-HEADLINE = 6  # claims shown before a section's full table is unfolded
+HEADLINE = 6  # claims shown before a section's full table is unfolded: first those that compare
+TOLERANCE = 0.15  # a prediction farther off is named below its section
 
 
 def build(machine: str, out: Path, *, timings: dict[str, float], failures: dict[str, str]) -> Path:
@@ -72,18 +73,29 @@ def section(
     title, sentence = first_words(path)
     own = tables[machine][tables[machine]["section"] == name]
     rows = [_row(row, tables, machine) for row in own.to_dict("records")]
+    compared = [row for row in rows if row["computed"] and row["measured"]]
+    telling = sorted(rows, key=lambda row: (row not in compared, not row["measured"]))  # stable: the notebook's order
+    headline = telling[:HEADLINE]
     return {
         "name": name,
         "notebook": path.name,
         "title": title,
         "sentence": sentence,
         "figures": [_figure(file) for file in plot.figure_files(machine, name)],
-        "headline": rows[:HEADLINE],
-        "rest": rows[HEADLINE:],
+        "headline": headline,
+        "rest": [row for row in rows if row not in headline],
+        "notes": notes(own),
         "columns": [other for other in tables if other != machine and _has(tables[other], own)],
         "took": None if took_s is None else f"{took_s:.0f} s",
         "failure": failure,
     }
+
+
+def notes(own: pd.DataFrame) -> list[str]:
+    """What did not match and what was not measured, in words that come from the claims."""
+    stated = claims.from_frame(own)
+    sentences = (explain.residuals(stated, tolerance=TOLERANCE), explain.not_measured(stated)) if stated else ()
+    return [sentence for sentence in sentences if sentence]
 
 
 def first_words(path: Path) -> tuple[str, str]:

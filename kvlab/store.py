@@ -82,7 +82,7 @@ def default_replay_machine() -> str:
     raise StoreError(
         f"No runs are stored under {root()}.",
         cause="nothing was measured yet, or KVLAB_DATA points elsewhere",
-        next_step="measure something: kvlab measure",
+        next_step="measure something: kvlab measure kv_capacity",
     )
 
 

@@ -354,9 +354,14 @@ def test_an_existing_server_is_measured_and_never_stopped(existing, monkeypatch)
 
 
 def test_an_existing_server_that_went_away_raises(existing):
-    lab = open_lab(base_url="http://127.0.0.1:9")
     with pytest.raises(ServerError, match="No server answers"):
-        lab.measure([cell(lab)])
+        measure.open_lab("load", profile_name="cpu-tiny", base_url="http://127.0.0.1:9")
+    assert not list(store.root().glob("server-*"))
+
+
+def test_an_existing_server_needs_a_profile_that_describes_it(existing):
+    with pytest.raises(ConfigError, match="--profile"):
+        measure.open_lab("load", base_url=existing.endpoint.base_url)
 
 
 # -- opening ------------------------------------------------------------------------------------------------------

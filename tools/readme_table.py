@@ -12,9 +12,9 @@ MACHINE = "h200"
 ROWS = {  # what a reader should see first, in words -> the claim's id
     "KV pool of 2.4 GiB, in tokens": "kv_capacity/capacity_tokens/server=bf16;kv_dtype=auto;block=16",
     "throughput at 32 clients (512 in, 128 out)": "load/throughput_tok_s/c=32;in=512;out=128",
-    "throughput at 64 clients: no more": "load/throughput_tok_s/c=64;in=512;out=128",
+    "throughput at 64 clients": "load/throughput_tok_s/c=64;in=512;out=128",
     "gap between tokens at 64 clients": "load/itl_p50_s/c=64;in=512;out=128",
-    "time to first token at 64 clients: it queues": "load/ttft_p50_s/c=64;in=512;out=128",
+    "time to first token at 64 clients": "load/ttft_p50_s/c=64;in=512;out=128",
     "preemptions at 64 clients, 256 requests": "preemption/preemptions/c=64;in=512;out=128;requests=256",
     "longest pause while a 3,500-token prompt is prefilled": "chunked_prefill/itl_max_s/chunk=2048;in=3500;inserts=3",
     "tokens cached of a 3,000-token prefix": "prefix_cache/cached_tokens/prefix=3000;tail=32;block=16",
