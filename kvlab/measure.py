@@ -19,7 +19,19 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from kvlab import claims as claims_module
-from kvlab import config, display, existing, geometry, model_files, predictions, profile, provenance, quiet, stats, store
+from kvlab import (
+    config,
+    display,
+    existing,
+    geometry,
+    model_files,
+    predictions,
+    profile,
+    provenance,
+    quiet,
+    stats,
+    store,
+)
 from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
