@@ -180,7 +180,7 @@ def _run_together(sections, profile, machine, mode, base_url, param) -> None:
 
 def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = False):
     """Executes the notebooks; returns the machine, seconds a section, and failures a section (only with `go_on`)."""
-    from kvlab import batch, measure, run, store
+    from kvlab import batch, engine, measure, model_files, run, store
 
     if not sections:
         raise ConfigError("No notebooks were found from here.", next_step="run this inside the repository of kvlab")
@@ -194,6 +194,10 @@ def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = Fal
     if taken := sorted(set(own) & set(common)):
         options = ", ".join(f"--{name.lower().replace('_', '-')}" for name in taken)
         raise ConfigError(f"--param may not set {', '.join(taken)}.", next_step=f"use the option {options}")
+    if mode != "replay" and not base_url:
+        engine.check(lab.profile.server)  # bad input ends here, before the first notebook
+        model_files.resolve_model(lab.profile.server)
+        _ = lab.geometry
     given = common | own
     for path in known:
         run.check_parameters(path, given)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pandas as pd
 from tqdm.auto import tqdm
@@ -248,8 +249,23 @@ class Lab:
     def write(self, claims: list[Claim]) -> pd.DataFrame:
         """Replaces this section's claims of this machine; returns them for display. Stops the server."""
         self.close()
+        if self.mode == "replay":
+            self._keep_measured(claims)
         claims_module.write_section(store.machine_dir(self.machine), self.section, claims)
         return display.show(claims)
+
+    def _keep_measured(self, claims: list[Claim]) -> None:
+        """StoreError where a replay would unsay what was measured, although the runs are there: they are damaged."""
+        unmeasured = {claim.id for claim in claims if claim.measured is None}
+        stored = claims_module.from_frame(claims_module.read(store.machine_dir(self.machine)))
+        lost = [c for c in stored if c.section == self.section and c.measured is not None and c.id in unmeasured]
+        damaged = store.damaged_runs(self.folder, {run for claim in lost for run in claim.runs})
+        if damaged:
+            raise StoreError(
+                f"{len(damaged)} runs cannot be read, such as {self.folder / damaged[0]}; claims stay as they are.",
+                cause="files were damaged or changed after the measurement",
+                next_step=f"restore them from git, or remove them and run: kvlab measure {self.section}",
+            )
 
 
 def send(endpoint, cell: Cell, nonce: int):
@@ -273,6 +289,7 @@ def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mod
     if not machine:
         machine = provenance.external_name(base_url) if base_url else provenance.machine_name()
     _check_machine(machine)
+    _check_address(base_url)
     if base_url and profile_name == "auto" and mode != "replay":
         raise ConfigError(
             "An existing server is measured without a profile.",
@@ -293,6 +310,16 @@ def _profile_of(machine: str) -> str | None:
     """The built-in profile with which the machine was measured last; None where there is none."""
     names = [run.manifest.get("profile") for run in store.list_runs(machine)]
     return next((name for name in reversed(names) if name in profile.built_in()), None)
+
+
+def _check_address(base_url: str) -> None:
+    try:
+        parts = urlsplit(base_url)
+        good = not base_url or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"{base_url!r} is not an address.", next_step="write it like http://127.0.0.1:8000")
 
 
 def _check_machine(machine: str) -> None:

@@ -154,7 +154,7 @@ def say_where_empty(axis: Axes) -> None:
 
 
 def _empty(axis: Axes) -> bool:
-    if any(len(line.get_xdata()) for line in axis.lines):
+    if any(not _missing(y) for line in axis.lines for y in line.get_ydata()):
         return False
     if not axis.texts:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=COMPUTED)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 
 from kvlab import engine
-from kvlab.errors import KvlabError
+from kvlab.errors import KvlabError, StoreError
 
 TURNS = "KVLAB_TAKE_TURNS"
 
@@ -55,8 +55,15 @@ def take_machine() -> Quiet:
     """The right to measure. Raises KvlabError where another measurement holds the computer alone."""
     turns = os.environ.get(TURNS) == "1"
     path = engine.cache_dir() / "measuring.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = path.open("a+")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a+")
+    except OSError as error:
+        raise StoreError(
+            f"The cache folder {path.parent} cannot be written: {error}",
+            cause="the home folder is missing or read-only",
+            next_step="set KVLAB_CACHE to a folder that can be written",
+        ) from None
     if not turns:
         _claim_alone(handle)
     return Quiet(handle, turns)

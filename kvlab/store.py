@@ -13,7 +13,7 @@ import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,19 @@ def find_run(machine: str, section: str, key: str) -> Run | None:
             else:
                 return run
     return None
+
+
+def damaged_runs(folder: Path, ids: Iterable[str]) -> list[str]:
+    """Those of the runs that lie in the section's folder and cannot be read whole."""
+    damaged = []
+    for name in sorted(set(ids)):
+        if (folder / name).is_dir():
+            try:
+                run = load_run(folder / name)
+                run.requests(), run.samples()
+            except StoreError:
+                damaged.append(name)
+    return damaged
 
 
 def _runs(machine: str, folder: Path, pattern: str = "[!.]*") -> list[Run]:

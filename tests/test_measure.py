@@ -452,3 +452,23 @@ def test_ctrl_c_while_several_servers_start_ends_them_all(monkeypatch):  # pitfa
     with pytest.raises(KeyboardInterrupt):
         lab.measure([cell(lab, 1), cell(lab, 2, server=lab.server({"kv_cache_dtype": "fp8"}))])
     assert sorted(EVENTS) == ["start", "start", "stop", "stop"]
+
+
+def test_a_replay_never_unsays_what_was_measured_because_files_are_damaged():
+    lab = open_lab()
+    (result,) = lab.measure([cell(lab, 1)])
+    lab.write([lab.claim("throughput_tok_s", {"c": 1}, measured=5.0, unit="tok/s", results=[result])])
+    before = (store.machine_dir(lab.machine) / "claims.csv").read_text()
+    (result.run.path / "requests.parquet").write_text("x")
+    again = open_lab(mode="replay")
+    with pytest.warns(UserWarning, match="damaged"):
+        (missing,) = again.measure([cell(again, 1)])
+    with pytest.raises(StoreError, match=result.run.id):
+        again.write([again.claim("throughput_tok_s", {"c": 1}, unit="tok/s", results=[missing])])
+    assert (store.machine_dir(lab.machine) / "claims.csv").read_text() == before
+
+
+@pytest.mark.parametrize("address", ["http://[bad", "http://127.0.0.1:notaport", "ftp://x", "127.0.0.1:8000"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ConfigError, match="address"):
+        measure.open_lab("load", profile_name="cpu-tiny", base_url=address)
