@@ -6,9 +6,10 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from kvlab import control, model_files
-from kvlab.errors import ServerDied, ServerError
+from kvlab.errors import ConfigError, ServerDied, ServerError
 from kvlab.startup_log import StartupReport
 
 if TYPE_CHECKING:
@@ -53,6 +54,17 @@ class AttachedServer:
     def describe(self) -> dict[str, Any]:
         """What a stored run says about its server."""
         return {"version": self.version, "base_url": self.base_url, "capacity": asdict(self.capacity)}
+
+
+def check_address(base_url: str) -> None:
+    """ConfigError where a given address is none; an empty one is fine."""
+    try:
+        parts = urlsplit(base_url)
+        good = not base_url or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"{base_url!r} is not an address.", next_step="write it like http://127.0.0.1:8000")
 
 
 def attach(base_url: str, model: str | None = None, api_key: str | None = None) -> AttachedServer:

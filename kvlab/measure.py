@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pandas as pd
 from tqdm.auto import tqdm
@@ -289,7 +288,7 @@ def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mod
     if not machine:
         machine = provenance.external_name(base_url) if base_url else provenance.machine_name()
     _check_machine(machine)
-    _check_address(base_url)
+    existing.check_address(base_url)
     if base_url and profile_name == "auto" and mode != "replay":
         raise ConfigError(
             "An existing server is measured without a profile.",
@@ -310,16 +309,6 @@ def _profile_of(machine: str) -> str | None:
     """The built-in profile with which the machine was measured last; None where there is none."""
     names = [run.manifest.get("profile") for run in store.list_runs(machine)]
     return next((name for name in reversed(names) if name in profile.built_in()), None)
-
-
-def _check_address(base_url: str) -> None:
-    try:
-        parts = urlsplit(base_url)
-        good = not base_url or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
-    except ValueError:
-        good = False
-    if not good:
-        raise ConfigError(f"{base_url!r} is not an address.", next_step="write it like http://127.0.0.1:8000")
 
 
 def _check_machine(machine: str) -> None:

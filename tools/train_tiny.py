@@ -225,7 +225,7 @@ def fetch(source: Source) -> Path:
             raise SystemExit(
                 f"{wanted} could not be downloaded."
                 "\nLikely cause: Debian has a newer version, or this is not Debian 12."
-                f"\nNext: apt-get update; or fetch that version from snapshot.debian.org into {debs}."
+                f"\nNext: apt-get update; or fetch that version from the snapshot archive of Debian into {debs}."
             )
     if not root.exists():
         subprocess.run(["dpkg", "-x", deb_path(source), root], check=True)
