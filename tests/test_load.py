@@ -238,11 +238,12 @@ def test_ctrl_c_returns_what_was_measured(fake):
 
 def test_ctrl_c_ends_all_processes(fake):
     fake.behaviour = Behaviour(fault="hang")
+    before = set(psutil.Process().children())  # multiprocessing keeps a resource tracker for the whole test run
     threading.Timer(1.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     result = run(fake, processes=2)
     assert result.interrupted and time.monotonic() - began < 6
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= before
 
 
 def ended(name):
