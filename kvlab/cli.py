@@ -118,6 +118,43 @@ def report(
 
 
 @app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="a machine, a folder with claims.csv, or one run: machine/section/run")],
+    b: Annotated[str, typer.Argument(help="the other one")],
+    section: Annotated[str, typer.Option(help="only this section")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="show what did not move too")] = False,
+    form: Annotated[str, typer.Option("--format", help="table, csv or json")] = "table",
+    out: Annotated[Path | None, typer.Option(help="write to this file instead of the screen")] = None,
+) -> None:
+    """Show which numbers of two machines or runs moved beyond the noise.
+
+    Exit code: 0 nothing moved, 1 something did, 2 an error, 3 nothing can be told (no interval and no noise floor).
+    """
+    from kvlab import compare as comparison
+    from kvlab import store
+
+    try:
+        sides = comparison.open_side(a), comparison.open_side(b)
+        compared = comparison.table(*sides, section)
+        if form not in ("table", "csv", "json"):
+            raise ConfigError(f"There is no format {form!r}.", next_step="use table, csv or json")
+        said = {
+            "table": lambda: comparison.text(*sides, compared, everything=everything) + "\n",
+            "csv": lambda: compared.to_csv(index=False, lineterminator="\n"),
+            "json": lambda: comparison.as_json(*sides, compared) + "\n",
+        }[form]()
+        if out is None:
+            typer.echo(said, nl=False)
+        else:
+            store.write_text(out, said)
+            typer.echo(comparison.summary(*sides, compared))
+    except KvlabError as error:  # 1 would read as "something moved"
+        typer.secho(str(error), err=True, fg="red")
+        raise typer.Exit(2) from None
+    raise typer.Exit(comparison.exit_code(compared))
+
+
+@app.command()
 def ps() -> None:
     """List servers that kvlab started and that still run."""
     from kvlab import processes

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import stats as scipy_stats
 
 from kvlab import claims, store
@@ -92,7 +93,11 @@ def floor_of(machine: str, quantity: str, *, between: str = "starts", pairs: int
     `between`: "starts" for arms on servers of their own, "repeats" for both arms on one server. `pairs`: how often both
     arms got a new server (or measurement); the floor falls with its square root.
     """
-    table = claims.read(store.machine_dir(machine))
+    return floor_among(claims.read(store.machine_dir(machine)), quantity, between=between, pairs=pairs)
+
+
+def floor_among(table: pd.DataFrame, quantity: str, *, between: str = "starts", pairs: int = 1) -> float | None:
+    """`floor_of` in a machine's table of claims."""
     table = table[(table["section"] == SECTION) & (table["quantity"] == QUANTITY) & table["measured"].notna()]
     wanted = {"of": quantity, "between": between}
     fits = [wanted.items() <= claims.parse_conditions(text).items() for text in table["conditions"].fillna("")]
