@@ -16,16 +16,19 @@ import argparse
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 
 MARKER = "KVLAB_SERVER_ID"  # in the environment of the leash and of everything under it
 GRACE_S = 5.0  # a healthy vLLM ends in 0.4 s; one that hangs in flight or swallowed SIGTERM at start-up never does
 LINGER_S = 1.0  # for helpers that end by themselves once the main process is gone, and clean up as they do
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SHM = "/dev/shm/"
 PR_SET_PDEATHSIG = 1
 
 
@@ -46,12 +49,15 @@ def main(arguments: list[str]) -> int:
         _say(f"cannot start {options.command[0]}: {error}")
         return 127
     _say(f"server process {command.pid}")
+    leftovers: set[str] = set()
     while command.poll() is None:
         ready, _, _ = select.select([options.fd, wake], [], [])
         if options.fd in ready or (wake in ready and _asked_to_end(wake)):
             _say("ending the server: the program that started it closed it or is gone")
+            leftovers = shared_files(members())
             _terminate(command, options.grace)
     _sweep(command.pid, spare={os.getpid(), guard})
+    remove_shared_files(leftovers)
     return command.returncode if command.returncode >= 0 else 128 - command.returncode
 
 
@@ -162,6 +168,42 @@ def _belongs(pid: int, mark: bytes | None) -> bool:
             return mark is not None and mark in file.read().split(b"\0")
     except OSError:
         return False
+
+
+def shared_files(pids: Iterable[int]) -> set[str]:
+    """Files in shared memory that these processes hold: theirs for sure, and left behind by SIGKILL.
+
+    Told by their numbers: a named semaphore is mapped under the name of a temporary file that was linked and removed.
+    """
+    held = {number for pid in pids for number in _held_files(pid)}
+    try:
+        with os.scandir(SHM) as entries:
+            return {entry.path for entry in entries if entry.inode() in held}
+    except OSError:
+        return set()
+
+
+def _held_files(pid: int) -> set[int]:
+    """Inode numbers of the files in shared memory that a process maps or has open, removed names included."""
+    held = set()
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/maps") as maps:
+            held = {int(number) for number in re.findall(rf"\s(\d+)\s+{SHM}", maps.read())}
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(path := f"/proc/{pid}/fd/{name}").startswith(SHM):
+                    held.add(os.stat(path).st_ino)
+    return held
+
+
+def remove_shared_files(files: Iterable[str]) -> None:
+    """Remove those that are still there, that are this user's and that no living process holds."""
+    left = {file for file in files if os.path.exists(file) and os.stat(file).st_uid == os.getuid()}
+    if left:
+        left -= shared_files(int(name) for name in os.listdir("/proc") if name.isdigit())
+    for file in left:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(file)
 
 
 if __name__ == "__main__":

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
 
 from kvlab.errors import ServerError
-from kvlab.leash import GRACE_S, LINGER_S, MARKER
+from kvlab.leash import GRACE_S, LINGER_S, MARKER, remove_shared_files, shared_files
 
 PORT = "KVLAB_SERVER_PORT"
 OWNER = "KVLAB_SERVER_OWNER"  # "process id:creation time" of the program that started it
 LEASH_S = GRACE_S + LINGER_S + 7.0  # the leash needs at most this long to end its server
-SHM = "/dev/shm/"
 GONE = (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied)
 
 
@@ -66,6 +62,11 @@ def _by_id() -> dict[str, list[tuple[psutil.Process, dict[str, str]]]]:
 def members(server_id: str) -> list[psutil.Process]:
     """Every live process of one server, its leash included."""
     return [process for process, _ in _by_id().get(server_id, [])]
+
+
+def pids(server_id: str) -> set[int]:
+    """Process ids of one server, its leash included."""
+    return {process.pid for process in members(server_id)}
 
 
 def _is_leash(process: psutil.Process) -> bool:
@@ -142,7 +143,7 @@ def stop_servers(ids: Iterable[str] | None = None) -> list[ServerProcess]:
 
 def end_tree(server_id: str) -> None:
     """End every process of a server, politely through its leash where that lives; ServerError if one stays."""
-    leftovers = shared_files(members(server_id))
+    leftovers = shared_files(pids(server_id))
     leashes = [process for process in members(server_id) if _is_leash(process)]
     for process in leashes or members(server_id):
         _signal(process, signal.SIGTERM)
@@ -180,25 +181,3 @@ def kill_tree(server_id: str) -> None:
 def _signal(process: psutil.Process, number: int) -> None:
     with contextlib.suppress(*GONE):
         process.send_signal(number)  # psutil refuses if the process id has been reused
-
-
-def shared_files(tree: Iterable[psutil.Process]) -> set[Path]:
-    """Files in shared memory that these processes hold: theirs for sure, and left behind by SIGKILL."""
-    return {Path(name) for process in tree for name in _mapped_names(process)}
-
-
-def _mapped_names(process: psutil.Process) -> set[str]:
-    with contextlib.suppress(*GONE, OSError):
-        names = re.findall(rf"\s({SHM}\S+)", Path(f"/proc/{process.pid}/maps").read_text())
-        links = [os.readlink(file) for file in Path(f"/proc/{process.pid}/fd").iterdir()]
-        return {name for name in (*names, *links) if name.startswith(SHM) and "(deleted)" not in name}
-    return set()
-
-
-def remove_shared_files(files: set[Path]) -> None:
-    """Remove those that are still there and that no living process holds."""
-    left = {file for file in files if file.exists() and file.stat().st_uid == os.getuid()}
-    if left:
-        left -= shared_files(psutil.process_iter())
-    for file in left:
-        file.unlink(missing_ok=True)

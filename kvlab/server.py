@@ -29,8 +29,8 @@ from kvlab.config import ServerConfig
 from kvlab.control import GUESSED_VOCAB, Capacity
 from kvlab.errors import ServerDied, ServerError
 from kvlab.existing import AttachedServer, attach
-from kvlab.failures import server_died
-from kvlab.leash import GRACE_S
+from kvlab.failures import oom_kills, server_died
+from kvlab.leash import GRACE_S, LINGER_S, remove_shared_files, shared_files
 from kvlab.startup_log import StartupReport, last_lines, parse_startup, phase_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class VllmServer:
     """One vLLM server of this process; it ends with `stop`, with the `with` block, or with this process.
 
     `on_phase(phase, elapsed_s)` is called at each phase of the start and once a second.
-    `ready_timeout_s` is generous because cold starts that compile take minutes.
+    `ready_timeout_s` is generous because cold starts that compile take minutes. `launcher` stands before the command,
+    such as ("taskset", "-c", "0").
     """
 
     def __init__(
@@ -95,8 +96,9 @@ class VllmServer:
         port: int | None = None,
         ready_timeout_s: float = 900,
         on_phase: Callable[[str, float], None] | None = None,
+        launcher: tuple[str, ...] = (),
     ):
-        self.config, self.ready_timeout_s = config, ready_timeout_s
+        self.config, self.ready_timeout_s, self._launcher = config, ready_timeout_s, launcher
         self.startup, self.capacity, self.version = StartupReport(), Capacity(), None
         self.argv: list[str] = []
         self.log_path: Path | None = None
@@ -125,7 +127,7 @@ class VllmServer:
         self._model_path, extra = model_files.resolve_model(self.config)
         self.port = ports.free_port() if self._asked_port is None else self._asked_port
         ports.refuse_busy(self.port)
-        self.argv = [*engine.to_argv(self.config, self._model_path, self.port), *extra]
+        self.argv = [*self._launcher, *engine.to_argv(self.config, self._model_path, self.port), *extra]
         env = engine.environment(self.config, local_model=model_files.is_local(self._model_path))
         env |= caches.environment(self.config) | self.config.env
         self._gpu_memory = gpu_memory.GpuMemory() if self.config.engine == "cuda" else None
@@ -148,7 +150,7 @@ class VllmServer:
         # Isolated: the server's PYTHONPATH and packages are not the leash's business.
         leash = [sys.executable, "-I", "-S", str(LEASH), "--fd", str(read_end), "--grace", str(GRACE_S), "--"]
         self._began, self.started_utc = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-        self._ready = False
+        self._ready, self._oom_before = False, oom_kills()
         self.__dict__.pop("pid", None)
         try:
             with self.log_path.open("wb") as log:
@@ -173,7 +175,7 @@ class VllmServer:
         while True:
             elapsed = time.monotonic() - self._began
             if self._leash.poll() is not None:
-                raise server_died(f"during its start-up, after {elapsed:.0f} s", self._leash.returncode, self.log_path)
+                raise self._died(f"during its start-up, after {elapsed:.0f} s", self._leash.returncode)
             names, read_to = self._read_phases(read_to)
             for name in names:
                 self._began_s.setdefault(name, elapsed)
@@ -271,7 +273,12 @@ class VllmServer:
         code = self._leash.poll()
         gone = [pid for pid in self.startup.engine_pids if not _runs(pid)] if code is None else []
         if code is not None or gone:
-            raise server_died("while it was in use" + (", its engine first" if gone else ""), code, self.log_path)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it tells why the main process ended, if that did
+                code = self._leash.wait(LINGER_S + 1)
+            raise self._died("while it was in use", code, bool(gone))
+
+    def _died(self, when: str, code: int | None, engine_gone: bool = False) -> ServerDied:
+        return server_died(when, code, self.log_path, engine_gone=engine_gone, oom_before=self._oom_before)
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, and verify by a probe that it is empty; ServerError if it is not."""
@@ -300,7 +307,7 @@ class VllmServer:
         """End the whole tree and verify it. Safe to call twice, half-started, or from a forked child (does nothing)."""
         if self._leash is None or os.getpid() != self._owner:
             return
-        leftovers = processes.shared_files(processes.members(self.id)) | self._rendezvous_file()
+        leftovers = shared_files(processes.pids(self.id)) | self._rendezvous_file()
         self._rope.close()
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -309,9 +316,9 @@ class VllmServer:
             processes.kill_tree(self.id)
             self._leash.wait()
             self._leash = None
-        processes.remove_shared_files(leftovers)
+        remove_shared_files(leftovers)
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free()
 
-    def _rendezvous_file(self) -> set[Path]:
-        return {Path(name) for name in DIST_FILE.findall(self._log_text())}
+    def _rendezvous_file(self) -> set[str]:
+        return set(DIST_FILE.findall(self._log_text()))

@@ -69,6 +69,17 @@ def test_the_whole_tree_ends(hold, how):  # pitfall 26
     assert processes.wait_until_gone(mark, 2)
 
 
+def test_a_killed_command_leaves_no_shared_memory(hold, tmp_path):  # pitfall 26
+    code = "import multiprocessing as m, signal, time; signal.signal(15, signal.SIG_IGN); "
+    code += "s = m.get_context('spawn').Lock(); print(s._semlock.name, flush=True); time.sleep(300)"
+    process, rope, _ = hold("sh", "-c", f'exec {sys.executable} -c "{code}" >{(out := tmp_path / "name")}')
+    while not out.exists() or not out.read_text().endswith("\n"):
+        time.sleep(0.05)
+    rope.close()
+    process.wait(10)
+    assert not (Path(leash.SHM) / f"sem.{out.read_text().strip().strip('/')}").exists()
+
+
 def test_sigkill_of_the_leash_ends_the_tree(hold):  # pitfall 26
     process, _, mark = hold(sys.executable, "-c", TREE)
     wait_for(mark, 4)

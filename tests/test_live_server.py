@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvlab import control, engine, processes
+from kvlab import control, engine, leash, processes
 from kvlab.config import ServerConfig
 from kvlab.errors import EngineMissing
 from kvlab.server import VllmServer, attach
@@ -44,9 +44,11 @@ def alive(tree):
 
 
 def shared_memory():
-    # Named semaphores (32 bytes) are left out: a killed vLLM can leave one that nobody holds any more, and then it
-    # cannot be told from another program's.
-    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
+    return {str(path) for path in Path(leash.SHM).iterdir()}
+
+
+def held_by_others():
+    return leash.shared_files(psutil.pids())
 
 
 def keep_streaming(endpoint, answers):
@@ -83,6 +85,7 @@ def test_start_read_reset_and_stop_in_flight(tmp_path):  # pitfall 14, 19, 26, 2
         tree = processes.members(server.id)
         assert len(tree) >= 4  # leash, guard, API server, engine
         assert set(server.startup.engine_pids) <= {process.pid for process in tree}
+        held = leash.shared_files(process.pid for process in tree)
         answers = []
         client = threading.Thread(target=keep_streaming, args=(server.endpoint, answers))
         client.start()
@@ -92,11 +95,11 @@ def test_start_read_reset_and_stop_in_flight(tmp_path):  # pitfall 14, 19, 26, 2
         server.stop()
         assert time.monotonic() - began < 15
     assert not alive(tree)
-    for _ in range(100):  # the trackers of killed processes, and other programs, take a moment to tidy up
-        if shared_memory() <= before:
-            break
+    assert held and not held & shared_memory()
+    deadline = time.monotonic() + 10  # what came meanwhile is another program's, which holds it or tidies up
+    while (new := shared_memory() - before - held_by_others()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert shared_memory() <= before
+    assert not new
     client.join(10)
     assert answers  # the client was not left waiting
 

@@ -103,19 +103,34 @@ def test_an_unknown_server_is_an_error_that_lists_the_known(marked):
 
 def test_shared_memory_is_removed_only_where_nobody_else_holds_it(marked):
     name = f"kvlab-test-{uuid.uuid4().hex[:8]}"
-    own, shared = (Path(processes.SHM) / f"{name}-{kind}" for kind in ("own", "shared"))
+    own, shared = (Path(leash.SHM) / f"{name}-{kind}" for kind in ("own", "shared"))
     code = "import mmap, time; f = [open(p, 'wb+') for p in {!r}]; [x.truncate(4096) for x in f]; "
     code += "m = [mmap.mmap(x.fileno(), 4096) for x in f]; print('up', flush=True); time.sleep(300)"
     server, server_id = marked(code.format([str(own), str(shared)]))
     server.stdout.readline()
     other, _ = marked(code.format([str(shared)]).replace("wb+", "rb+"))
     other.stdout.readline()
-    assert processes.shared_files(processes.members(server_id)) == {own, shared}
+    assert leash.shared_files(processes.pids(server_id)) == {str(own), str(shared)}
     processes.stop_servers([server_id])
     try:
         assert not own.exists() and shared.exists()
     finally:
         shared.unlink(missing_ok=True)
+
+
+NAMED = "import multiprocessing as m, time; s = m.get_context('spawn').Lock(); print(s._semlock.name, flush=True); "
+
+
+def test_a_named_semaphore_is_removed_with_its_killed_owner(marked):  # pitfall 26
+    server, server_id = marked(NAMED + "time.sleep(300)")
+    name = Path(leash.SHM) / f"sem.{server.stdout.readline().decode().strip().strip('/')}"
+    held = leash.shared_files(processes.pids(server_id))
+    assert str(name) in held  # though /proc shows it under the name of a removed temporary file
+    leash.remove_shared_files(held)
+    assert name.exists()  # somebody alive holds it
+    processes.kill_tree(server_id)
+    leash.remove_shared_files(held)
+    assert not name.exists()
 
 
 def test_the_holder_of_a_port_is_named(marked):
