@@ -11,7 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from kvlab.errors import ConfigError
 
 # A cell that leaves such a field at its default keeps the key that it had before the field existed.
-ADDED_LATER = {"server": ("caches",), "load": ("text", "decode_input_tokens")}
+ADDED_LATER = {
+    "": ("workers", "service", "service_args"),
+    "server": ("caches",),
+    "load": ("text", "decode_input_tokens", "pick_seed"),
+}
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -64,6 +68,7 @@ class LoadConfig(Strict):
     zipf: float = Field(0.0, ge=0)  # popularity exponent over the prefixes; 0 is uniform
     decode_input_tokens: int = Field(64, gt=0)  # insertion: prompt of the decoding request; input_tokens are inserted
     seed: int = 0
+    pick_seed: int = 0  # of a service that this client picks for; the order of the requests stays that of `seed`
     timeout_s: float = Field(600.0, gt=0)  # one request, start to last event
     new_connection: bool = False  # a connection of its own for each request
     processes: int = Field(1, gt=0)
@@ -91,7 +96,8 @@ class LoadConfig(Strict):
 class Cell(Strict):
     """One point of a grid: this load on this server, `repeat` counting measurements of the same point.
 
-    `fresh` asks for a server of its own; other cells of the same ServerConfig share one.
+    `fresh` asks for a server of its own; other cells of the same ServerConfig share one. With a `service` the load goes
+    to several workers of that configuration (kinds: kvlab.service, "l4:nginx", "kube_proxy", "router:<kind>").
     """
 
     name: str = Field(pattern=NAME)  # file name of the run, such as "c32-in512-out128"
@@ -99,6 +105,15 @@ class Cell(Strict):
     load: LoadConfig
     repeat: int = Field(0, ge=0)
     fresh: bool = False
+    workers: int = Field(1, gt=0)
+    service: str = Field("", pattern=r"^([a-z0-9_]+(:[A-Za-z0-9._-]+)?)?$")  # who picks the worker; empty: no service
+    service_args: tuple[str, ...] = ()  # flags of the router or proxy
+
+    @model_validator(mode="after")
+    def _served(self):
+        if not self.service and (self.workers > 1 or self.service_args):
+            raise ValueError("several workers need a service that picks one, such as random_connection")
+        return self
 
 
 def build(model: type[Strict], values: dict[str, Any], where: str) -> Any:
@@ -119,8 +134,9 @@ def key(cell: Cell) -> str:
     """12 hex digits that name the configuration of a cell; equal configurations have equal keys."""
     values = cell.model_dump(mode="json", exclude={"name"})
     for part, names in ADDED_LATER.items():
+        model, there = (getattr(cell, part), values[part]) if part else (cell, values)
         for name in names:
-            if type(getattr(cell, part)).model_fields[name].default == values[part][name]:
-                del values[part][name]
+            if there[name] in (type(model).model_fields[name].default, []):
+                del there[name]
     text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

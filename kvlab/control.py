@@ -118,10 +118,11 @@ def version(endpoint: Endpoint) -> str | None:
     return parse_object(text).get("version") if status == 200 else None
 
 
-def read_capacity(endpoint: Endpoint, startup: StartupReport) -> Capacity:
+def read_capacity(endpoint: Endpoint, startup: StartupReport | None = None) -> Capacity:
     """The capacity from /metrics and from the startup log, side by side."""
     from kvlab import scrape
 
+    startup = startup or StartupReport()
     info: dict[str, Any] = {}
     try:
         status, text = call(endpoint, "/metrics")

@@ -17,13 +17,14 @@ TIMER_S = 0.001  # event loops count time in milliseconds
 GONE_AFTER = 10  # connection failures in a row, over all clients
 POOL_LIMIT = 256  # warm connections of an open loop
 SERVER_GONE = "not sent: server gone"
+Work = tuple[Request, Endpoint, bytes]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One phase of one process. `start` is when it begins on `clock`; request times count from there."""
+    """One phase of one process; `targets` says where each request goes."""
 
-    endpoint: Endpoint
+    targets: list[Endpoint]
     phase: str
     requests: list[Request]
     concurrency: int
@@ -67,18 +68,17 @@ class Outcome:
 
 def serialise(job: Job) -> Prepared:
     """All bodies of a job. They take less memory than the prompts they are made of."""
-    return Prepared(job, [body(job.endpoint, request, job.fields) for request in job.requests])
+    pairs = zip(job.targets, job.requests, strict=True)
+    return Prepared(job, [body(target, request, job.fields) for target, request in pairs])
 
 
 async def open_pool(pool: Pool, job: Job) -> None:
     """Opens the connections that the job will use, shortly before it starts."""
-    if job.connections:
-        await warm_pool(pool, job.endpoint, job.connections)
+    for target in dict.fromkeys(job.targets) if job.connections else ():
+        await warm_pool(pool, target, min(job.connections, job.targets.count(target)))
 
 
-async def run_phase(
-    pool: Pool, prepared: Prepared, outcome: Outcome, zero: float, start: float
-) -> None:
+async def run_phase(pool: Pool, prepared: Prepared, outcome: Outcome, zero: float, start: float) -> None:
     """Sends the job and fills `outcome` as answers come, so that it holds what was measured also when cancelled.
 
     `zero` and `start` on `clock`. An exception other than cancellation is a defect of the load generator.
@@ -88,7 +88,7 @@ async def run_phase(
     cpu, wall = time.thread_time(), clock()
     try:
         await _sleep_until(start)
-        work = list(zip(prepared.job.requests, prepared.payloads, strict=True))
+        work = list(zip(prepared.job.requests, prepared.job.targets, prepared.payloads, strict=True))
         async with asyncio.TaskGroup() as group:
             if prepared.job.open_loop:
                 group.create_task(_by_schedule(state, work, group))
@@ -114,13 +114,13 @@ class _State:
         self.outcome.rows.append(row)
         self.unreachable = self.unreachable + 1 if row["start_s"] is None else 0
 
-    async def send(self, request: Request, payload: bytes, scheduled: float | None = None) -> None:
+    async def send(self, request: Request, target: Endpoint, payload: bytes, scheduled: float | None = None) -> None:
         if self.unreachable >= GONE_AFTER:
-            self.outcome.rows.append(self._not_sent(request, scheduled))
+            self.outcome.rows.append(self._not_sent(request, target, scheduled))
             return
         await send(
             self.pool,
-            self.job.endpoint,
+            target,
             request,
             zero=self.zero,
             timeout_s=self.job.timeout_s,
@@ -130,13 +130,13 @@ class _State:
             record=self.record,
         )
 
-    def _not_sent(self, request: Request, scheduled: float | None) -> dict[str, Any]:
+    def _not_sent(self, request: Request, target: Endpoint, scheduled: float | None) -> dict[str, Any]:
         return {
             "request": request.index,
             "phase": self.job.phase,
             "kind": request.kind,
             "prefix": request.prefix,
-            "worker": self.job.endpoint.worker,
+            "worker": target.worker,
             "scheduled_s": None if scheduled is None else scheduled - self.zero,
             "input_tokens_asked": len(request.prompt),
             "output_tokens_asked": request.output_tokens,
@@ -146,19 +146,19 @@ class _State:
         }
 
 
-async def _client(state: _State, work: Iterator[tuple[Request, bytes]]) -> None:
+async def _client(state: _State, work: Iterator[Work]) -> None:
     """One client of the closed loop: the next request as soon as the last one has ended."""
-    for request, payload in work:
-        await state.send(request, payload)
+    for request, target, payload in work:
+        await state.send(request, target, payload)
 
 
-async def _by_schedule(state: _State, work: list[tuple[Request, bytes]], group: asyncio.TaskGroup) -> None:
+async def _by_schedule(state: _State, work: list[Work], group: asyncio.TaskGroup) -> None:
     """Starts each request at its time, however many are still under way."""
-    for request, payload in sorted(work, key=lambda pair: pair[0].at_s or 0.0):
+    for request, target, payload in sorted(work, key=lambda item: item[0].at_s or 0.0):
         due = state.start + (request.at_s or 0.0)
         if state.unreachable < GONE_AFTER:
             await _sleep_until(due)
-        group.create_task(state.send(request, payload, due))
+        group.create_task(state.send(request, target, payload, due))
 
 
 async def _sleep_until(due: float) -> None:

@@ -53,6 +53,39 @@ class Behaviour:
     refuses: tuple[str, ...] = ()  # fields that are answered with 400
     metrics_text: str | None = None  # in place of the live counters
     die_after: int | None = None  # requests, then connections are refused
+    cache_blocks: int | None = None  # a prefix cache of so many blocks decides on cached_tokens
+    block_size: int = 16
+
+
+class LruBlocks:
+    """A prefix cache of whole blocks; of a request the last block is lost first. Blocks in use are not held."""
+
+    def __init__(self, blocks: int, block_size: int):
+        self.blocks, self.block_size = blocks, block_size
+        self._kept: dict[int, None] = {}  # block, named by everything up to its end; the oldest first
+
+    def use(self, prompt: list[int], output_tokens: int) -> int:
+        """Cached tokens of this prompt, which is then kept with its output."""
+        names = self._names(prompt + [7] * (output_tokens - 1))
+        limit = (len(prompt) - 1) // self.block_size
+        found = next((i for i, name in enumerate(names[:limit]) if name not in self._kept), min(limit, len(names)))
+        for name in names[::-1]:
+            self._kept.pop(name, None)
+            self._kept[name] = None
+        while len(self._kept) > self.blocks:
+            del self._kept[next(iter(self._kept))]
+        return found * self.block_size
+
+    def _names(self, tokens: list[int]) -> list[int]:
+        names, name = [], 0
+        for end in range(self.block_size, len(tokens) + 1, self.block_size):
+            name = hash((name, *tokens[end - self.block_size : end]))
+            names.append(name)
+        return names
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._kept.clear()
 
 
 @dataclass
@@ -65,6 +98,11 @@ class FakeServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     connections: set = field(default_factory=set)
     most_running: int = 0
+    cache: LruBlocks | None = None
+
+    def __post_init__(self):
+        if self.behaviour.cache_blocks is not None:
+            self.cache = LruBlocks(self.behaviour.cache_blocks, self.behaviour.block_size)
 
     def __enter__(self) -> FakeServer:
         self._ready = threading.Event()
@@ -98,6 +136,7 @@ class FakeServer:
         app.router.add_get("/v1/models", _models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._completion)
+        app.router.add_post("/reset_prefix_cache", self._reset)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -108,7 +147,17 @@ class FakeServer:
         if self.behaviour.metrics_text is not None:
             return web.Response(text=self.behaviour.metrics_text)
         lines = [f'{name}{{engine="0",model_name="fake"}} {self.counts[key]}' for key, name in METRICS.items()]
+        if self.cache is not None:
+            lines.append(
+                f'vllm:cache_config_info{{engine="0",num_gpu_blocks="{self.cache.blocks + 1}",'
+                f'block_size="{self.cache.block_size}",enable_prefix_caching="True"}} 1.0'
+            )
         return web.Response(text="\n".join(lines) + "\n")
+
+    async def _reset(self, _) -> web.Response:
+        if self.cache is not None:
+            self.cache.clear()
+        return web.json_response({"success": True})
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
@@ -133,6 +182,11 @@ class FakeServer:
 
     async def _answer(self, request: web.Request, asked: dict, fault: str | None) -> web.StreamResponse:
         began = time.perf_counter()
+        cached = self.behaviour.cached_tokens
+        if self.cache is not None and cached is not None:
+            cached = self.cache.use(asked["prompt"], asked["max_tokens"])
+        if not asked.get("stream"):
+            return self._whole(asked, cached)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         if self.behaviour.lead:
@@ -150,7 +204,7 @@ class FakeServer:
                 return await _spoil(fault, request, response)
             if made < wanted:
                 await asyncio.sleep(self.behaviour.itl_s)
-        return await self._end(response, asked, made, fault)
+        return await self._end(response, asked, made, fault, cached)
 
     def _chunk(self, asked: dict, n: int, made: int, finish: str | None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "text": "x" * n, "logprobs": None, "finish_reason": finish}
@@ -163,8 +217,15 @@ class FakeServer:
             chunk["usage"] = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": made}
         return chunk
 
-    async def _end(self, response: web.StreamResponse, asked: dict, made: int, fault: str | None):
-        cached, prompt = self.behaviour.cached_tokens, len(asked["prompt"])
+    def _whole(self, asked: dict, cached: int | None) -> web.Response:
+        prompt, made = len(asked["prompt"]), asked["max_tokens"]
+        self.counts.update(finished=1, prompt=prompt, generated=made, queries=prompt, hits=cached or 0)
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": made}
+        usage["prompt_tokens_details"] = None if cached is None else {"cached_tokens": cached}
+        return web.json_response({"choices": [{"text": "x" * made, "finish_reason": "length"}], "usage": usage})
+
+    async def _end(self, response: web.StreamResponse, asked: dict, made: int, fault: str | None, cached: int | None):
+        prompt = len(asked["prompt"])
         usage = {"prompt_tokens": prompt + (fault == "wrong_prompt"), "completion_tokens": made}
         usage["prompt_tokens_details"] = None if cached is None else {"cached_tokens": cached}
         last = self._chunk(asked, 0, made, {"abort": "abort", "no_finish": None}.get(fault, "length"))

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
-from kvlab import workload
+from kvlab import service, workload
 from kvlab.certificate import Evidence, certify, plateau
 from kvlab.client import Endpoint, clock, probe, warm_pool
 from kvlab.config import LoadConfig
@@ -22,6 +22,7 @@ from kvlab.http1 import Pool
 from kvlab.load_worker import Worker, loop_factory, transport
 from kvlab.records import REQUEST_COLUMNS
 from kvlab.scrape import Poller, sample_frame
+from kvlab.service import Service
 from kvlab.workload import Request
 
 PROGRESS_AFTER_S = 2.0
@@ -42,7 +43,7 @@ class LoadResult:
 
 
 def run_load(
-    endpoint: Endpoint,
+    endpoint: Endpoint | Service,
     load: LoadConfig,
     *,
     nonce: int,
@@ -52,10 +53,11 @@ def run_load(
 ) -> LoadResult:
     """Sends the load and returns when it has drained; usable anywhere, also where an event loop already runs.
 
-    `nonce` must differ between runs on a server. `requests` is an explicit plan in place of the one of `load`, with
-    `at_s` offsets from the start of the measured phase. `metrics` are the servers whose counters are watched, where
-    they are others than `endpoint`. Raises LoadError when no load can be generated; a failing server is rows, not an
-    exception. Ctrl-C returns what was measured with `interrupted` set (of several processes: the phases that ended).
+    `endpoint` is a server, or several behind a service: every worker is sampled, and the rows name the one that was
+    picked. `nonce` must differ between runs on a server. `requests` is an explicit plan in place of the one of `load`,
+    with `at_s` offsets from the start of the measured phase. `metrics` are the servers whose counters are watched,
+    where they are others than `endpoint`. Raises LoadError when no load can be generated; a failing server is rows, not
+    an exception. Ctrl-C returns what was measured with `interrupted` set (of several processes: the phases that ended).
     """
     run = _Run(endpoint, load, nonce, requests, metrics)
     run.thread.start()
@@ -70,7 +72,7 @@ def run_load(
 
 
 async def run_load_async(
-    endpoint: Endpoint,
+    endpoint: Endpoint | Service,
     load: LoadConfig,
     *,
     nonce: int,
@@ -96,7 +98,7 @@ async def run_load_async(
 class _Run:
     """One load from its plan to its result; `thread` drives it in an event loop of its own."""
 
-    endpoint: Endpoint
+    target: Endpoint | Service
     load: LoadConfig
     nonce: int
     explicit: list[Request] | None
@@ -111,7 +113,9 @@ class _Run:
     task: asyncio.Task | None = None
 
     def __post_init__(self):
-        self.warmup, self.measured = _plan(self.load, self.endpoint, self.nonce, self.explicit)
+        self.service = service.of(self.target)
+        self.service.check_load(self.load)
+        self.warmup, self.measured = _plan(self.load, self.service.vocab, self.nonce, self.explicit)
         self.total = len(self.warmup) + len(self.measured)
         # Not Thread.join: in Python 3.11 Ctrl-C within a join takes a running thread for an ended one.
         self.ended = threading.Event()
@@ -151,8 +155,10 @@ class _Run:
             return
         try:
             async with Pool(reuse=not self.load.new_connection) as pool:
-                self.fields = await probe(pool, self.endpoint, self.nonce, self.load.timeout_s)
-                self.fake = await warm_pool(pool, self.endpoint, 1)
+                for endpoint in self.service.addresses:
+                    accepted = await probe(pool, endpoint, self.nonce, self.load.timeout_s)
+                    self.fields = {name: on and self.fields.get(name, True) for name, on in accepted.items()}
+                    self.fake = await warm_pool(pool, endpoint, 1) or self.fake
                 await self._watched(pool)
         except asyncio.CancelledError:
             if not self.interrupted:
@@ -161,7 +167,7 @@ class _Run:
     async def _watched(self, pool: Pool) -> None:
         """The phases between a first and a last sample of the counters."""
         zero = clock()
-        self.poller = Poller(self.metrics or [self.endpoint], self.load.sample_interval_s, zero)
+        self.poller = Poller(self.metrics or self.service.endpoints, self.load.sample_interval_s, zero)
         team = _Team(pool, self.load.processes)
         try:
             await self.poller.sample()
@@ -249,26 +255,27 @@ def request_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return frame.astype({name: kind for name, (kind, _) in REQUEST_COLUMNS.items()})
 
 
-def _plan(load: LoadConfig, endpoint: Endpoint, nonce: int, explicit: list[Request] | None):
+def _plan(load: LoadConfig, vocab: tuple[int, int], nonce: int, explicit: list[Request] | None):
     if load.processes > 1 and load.arrival == "closed" and load.processes > load.concurrency:
         raise ConfigError(
             f"{load.processes} processes cannot share {load.concurrency} clients.",
             next_step="set processes to at most concurrency",
         )
     if explicit is None:
-        return workload.plan(load, endpoint.vocab, nonce)
+        return workload.plan(load, vocab, nonce)
     if not explicit:
         raise ConfigError("The explicit plan holds no request.", next_step="give at least one, or leave it out")
-    warmup, _ = workload.plan(load.model_copy(update={"requests": 1}), endpoint.vocab, nonce)
+    warmup, _ = workload.plan(load.model_copy(update={"requests": 1}), vocab, nonce)
     return warmup, explicit
 
 
 def _jobs(run: _Run, phase: str, requests: list[Request]) -> list[Job]:
     """The phase dealt out over the processes: every n-th request, and the clients as evenly as they divide."""
     load, n = run.load, run.load.processes
+    targets = run.service.targets(requests, phase)
     return [
         Job(
-            endpoint=run.endpoint,
+            targets=targets[k::n],
             phase=phase,
             requests=requests[k::n],
             concurrency=load.concurrency // n + (k < load.concurrency % n) or 1,

@@ -127,9 +127,11 @@ class Lab:
         return [self._result(cell) for cell in cells]
 
     def _measure_all(self, todo: list[Cell], skip_refused: bool) -> None:
+        self._servers.will_serve(todo)
         if (self._quiet.turns or self._servers.side_by_side) and not self.base_url:
             self._servers.side_by_side = True
-            self._servers.start_together([cell.server for cell in todo if not cell.fresh], self._quiet)
+            alone = [cell.server for cell in todo if not (cell.fresh or cell.service)]
+            self._servers.start_together(alone, self._quiet)
         with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:
             for cell in todo:
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,16 @@ class Servers:
     _config: ServerConfig | None = None
     _aside: dict[str, Any] = field(default_factory=dict)
     _logs: Path | None = None
+    fleet_sizes: dict[str, int] = field(default_factory=dict)  # configuration -> most workers that any cell wants
+    outside: Callable[[Cell], Any] | None = None  # gives the workers of a cell, where somebody else runs them
+    _fleets: dict[str, Any] = field(default_factory=dict)
 
     def serve(self, cell: Cell, quiet: Quiet, bar, base_url: str = "") -> Any:
         """The server for this cell, running. Raises ServerError where it does not start; `bar` shows the phases."""
         from kvlab import server
 
+        if cell.service:
+            return self._fleet_for(cell, quiet, bar)
         if base_url:
             self._current = self._current or server.attach(base_url)
         elif self._current is None or self._config != cell.server or cell.fresh:
@@ -39,6 +45,34 @@ class Servers:
             with quiet.starting():
                 self._current.start()
         return self._current
+
+    def will_serve(self, cells: list[Cell]) -> None:
+        """What is coming: a fleet is started once, as large as the largest cell of its configuration wants it."""
+        for cell in cells:
+            name = cell.server.model_dump_json()
+            self.fleet_sizes[name] = max(cell.workers, self.fleet_sizes.get(name, 1))
+
+    def _fleet_for(self, cell: Cell, quiet: Quiet, bar) -> Any:
+        """The fleet of this cell with its service in front, running; one that is large enough is used again."""
+        from kvlab.deployment import Deployment
+
+        if self.outside is not None:
+            return self.outside(cell)
+        name = cell.server.model_dump_json()
+        there = self._fleets.get(name)
+        if there is None or not there.serves(cell) or cell.fresh:
+            if not self.side_by_side:
+                self.stop()
+            elif there is not None:
+                self._fleets.pop(name).stop()
+            workers = cell.workers if cell.fresh else max(cell.workers, self.fleet_sizes.get(name, 1))
+            bar.set_postfix_str(f"starting {workers} servers")
+            self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
+            there = Deployment(cell.server, workers, self._logs)
+            with quiet.starting():
+                there.start()
+            self._fleets[name] = there
+        return there.use(cell)
 
     def start_together(self, configs: list[ServerConfig], quiet: Quiet) -> None:
         """Starts every server that is not up yet at once, where notebooks take turns; an idle one disturbs nobody.
@@ -74,7 +108,10 @@ class Servers:
         return waiting
 
     def end_current(self) -> None:
-        """Ends the server in use; an existing one goes on."""
+        """Ends the server in use, and every fleet; an existing one goes on."""
+        fleets, self._fleets = self._fleets, {}
+        for fleet in fleets.values():
+            fleet.stop()
         server, self._current, self._config = self._current, None, None
         if hasattr(server, "stop"):
             server.stop()

@@ -39,6 +39,10 @@ class FakeVllm:
         if after is not None and len(self.fake.bodies) > after:
             raise ServerDied("The server ended while it was in use.", cause="it was told to")
 
+    def reset_prefix_cache(self):
+        if self.fake.cache is not None:
+            self.fake.cache.clear()
+
     def describe(self):
         return {"version": "fake", "started_utc": "2026-01-01T00:00:00+00:00", "ready_s": 0.1}
 
