@@ -30,6 +30,7 @@ class Shape(Strict):
     concurrency: tuple[int, ...] = Field(min_length=1)
     rounds: int = Field(4, gt=0)  # measured requests = rounds x concurrency, at least min_requests
     min_requests: int = Field(8, gt=0)
+    repeats: int | None = Field(None, gt=0)  # of this shape; empty: the grid's
 
     @property
     def tokens(self) -> int:
@@ -48,6 +49,7 @@ class Load(Strict):
     shapes: tuple[Shape, ...] = Field(min_length=1)
     fit_up_to: int = Field(gt=0)  # the step-time model sees only points up to this concurrency
     repeats: int = Field(1, gt=0)
+    starts: int = Field(1, gt=0)  # servers of the same configuration that the repeats go round
 
 
 class PrefixCache(Strict):

@@ -135,7 +135,10 @@ def vllm_distribution() -> tuple[str | None, str | None]:
 
 
 def git_state(package: Path = Path(__file__).parent) -> tuple[str | None, bool | None]:
-    """(commit, whether the code differs from it); nulls where kvlab does not lie in a repository of its own."""
+    """(commit, whether the code differs from it); nulls where kvlab does not lie in a repository of its own.
+
+    A copy made by `git archive` knows its commit too, but not whether it was changed since.
+    """
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(package), *words]
@@ -144,11 +147,17 @@ def git_state(package: Path = Path(__file__).parent) -> tuple[str | None, bool |
     try:
         # Installed into somebody's own repository, that repository's commit would say nothing about kvlab.
         if Path(git("rev-parse", "--show-toplevel")).resolve() != package.resolve().parent:
-            return None, None
+            return _archived_commit(package), None
         changed = git("status", "--porcelain", "--", ".")
         return git("rev-parse", "HEAD"), bool(changed)
     except (OSError, subprocess.SubprocessError):
-        return None, None
+        return _archived_commit(package), None
+
+
+def _archived_commit(package: Path) -> str | None:
+    """The commit that `git archive` wrote into archive.txt (.gitattributes: export-subst)."""
+    text = _or_none((package / "archive.txt").read_text) or ""
+    return text.strip() if re.fullmatch(r"[0-9a-f]{40}\s*", text) else None
 
 
 # -- processor and memory -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -10,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.config import Cell, ServerConfig
+from kvlab.errors import ServerError
 from kvlab.quiet import Quiet
+
+REFUSED = re.compile(
+    r"\b\w*(ValueError|NotImplemented|ValidationError|ImportError|NotFoundError|unrecognized|argument)"
+)
+PASSING = re.compile(r"memory|port |in use|timed out|not ready", re.IGNORECASE)
 
 
 @dataclass
@@ -22,6 +29,7 @@ class Servers:
     _config: ServerConfig | None = None
     _aside: dict[str, Any] = field(default_factory=dict)
     _logs: Path | None = None
+    _refused: dict[str, ServerError] = field(default_factory=dict)  # flags that no second try makes right
     fleet_sizes: dict[str, int] = field(default_factory=dict)  # configuration -> most workers that any cell wants
     outside: Callable[[Cell], Any] | None = None  # gives the workers of a cell, where somebody else runs them
     _fleets: dict[str, Any] = field(default_factory=dict)
@@ -37,14 +45,24 @@ class Servers:
         elif self._current is None or self._config != cell.server or cell.fresh:
             self._current, self._config = self._turn(cell, quiet), cell.server
         if self._current is None:
+            if refused := self._refused.get(cell.server.model_dump_json()):
+                raise refused
             bar.set_postfix_str("starting a server")
             self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
             self._current = server.VllmServer(
                 cell.server, log_dir=self._logs, on_phase=lambda phase, s: bar.set_postfix_str(f"{phase}, {s:.0f} s")
             )
             with quiet.starting():
-                self._current.start()
+                self._start(cell.server)
         return self._current
+
+    def _start(self, config: ServerConfig) -> None:
+        try:
+            self._current.start()
+        except ServerError as error:
+            if _flags_refused(error):
+                self._refused[config.model_dump_json()] = error
+            raise
 
     def will_serve(self, cells: list[Cell]) -> None:
         """What is coming: a fleet is started once, as large as the largest cell of its configuration wants it."""
@@ -77,7 +95,8 @@ class Servers:
     def start_together(self, configs: list[ServerConfig], quiet: Quiet) -> None:
         """Starts every server that is not up yet at once, where notebooks take turns; an idle one disturbs nobody.
 
-        One that cannot start is left to its own cell, which tries again alone and tells why.
+        One that cannot start is left to its own cell, which tries again alone and tells why; not where vLLM refused its
+        flags, which it would do again.
         """
         from kvlab import server
 
@@ -97,6 +116,8 @@ class Servers:
                 pool.shutdown(wait=again, cancel_futures=True)
             raise
         self._aside |= {name: new[name] for name, start in starts.items() if start.exception() is None}
+        errors = {name: start.exception() for name, start in starts.items()}
+        self._refused |= {name: e for name, e in errors.items() if isinstance(e, ServerError) and _flags_refused(e)}
 
     def _turn(self, cell: Cell, quiet: Quiet) -> Any:
         """The server that waits for this cell, or None; the one in use steps aside, or all end."""
@@ -122,3 +143,8 @@ class Servers:
         for server in self._aside.values():
             server.stop()
         self._aside = {}
+
+
+def _flags_refused(error: ServerError) -> bool:
+    """Whether vLLM said no to the configuration itself: nothing that a quieter or emptier machine would change."""
+    return bool(REFUSED.search(error.what)) and not PASSING.search(str(error))

@@ -11,6 +11,8 @@ from kvlab.fake_server import Behaviour, FakeServer
 EVENTS: list[str] = []  # what happened, in order: start, stop, fails
 BEHAVIOUR = Behaviour()  # of the servers started next
 FAILS_TO_START: list[bool] = []
+OUT_OF_MEMORY = ServerDied("The server ended during its start-up.", cause="no memory was left", next_step="free some")
+SAYS = [OUT_OF_MEMORY]  # the error of a start that fails
 
 
 class FakeVllm:
@@ -24,7 +26,7 @@ class FakeVllm:
     def start(self):
         if FAILS_TO_START and FAILS_TO_START.pop(0):
             EVENTS.append("fails")
-            raise ServerDied("The server ended during its start-up.", cause="no memory was left", next_step="free some")
+            raise SAYS[0]
         EVENTS.append("start")
         self.log_path.write_text("a log\n")
         self.fake = FakeServer(BEHAVIOUR).__enter__()
@@ -57,6 +59,7 @@ def install(monkeypatch, tmp_path, **behaviour):
     """No vLLM, no GPU, no data, and a lock of its own."""
     EVENTS.clear()
     FAILS_TO_START.clear()
+    SAYS[:] = [OUT_OF_MEMORY]
     monkeypatch.setattr("kvlab.server.VllmServer", FakeVllm)
     monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(**behaviour))
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))

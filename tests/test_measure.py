@@ -132,6 +132,21 @@ def test_a_server_that_cannot_start_is_a_failed_result_where_each_is_tried():
     assert again.reason == bad.reason  # a replay knows it too
 
 
+@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize(("error", "tries"), [(fakes.OUT_OF_MEMORY, 3), (ServerDied("ValueError: no such dtype"), 1)])
+def test_flags_that_vllm_refuses_are_not_tried_again(error, tries, side_by_side):
+    FAILS_TO_START.extend([True] * 9)
+    fakes.SAYS[:] = [error]
+    lab = open_lab()
+    bad = lab.server({"kv_cache_dtype": "fp8"})
+    results = lab.measure(
+        [cell(lab, 1, server=bad, repeat=r) for r in range(3)], skip_refused=True, side_by_side=side_by_side
+    )
+    lab.close()
+    assert all(r.failed for r in results)
+    assert EVENTS.count("fails") == tries + (side_by_side and tries > 1)
+
+
 def test_the_decisive_line_of_the_log_is_the_reason_of_a_refusal():
     error = ServerDied(
         "The vLLM server ended (exit code 1).\nIts log says: ValueError: no fp4\nLast lines of the log:\n  x"
@@ -231,11 +246,19 @@ def test_a_server_that_cannot_start_keeps_what_was_measured():
     quiet.take_machine().close()  # others may measure now
 
 
+def interrupt_the_second_cell():
+    deadline = time.monotonic() + 60
+    while not stored() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_keeps_the_finished_cells_and_the_rows_until_then(monkeypatch):
     monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(ttft_s=0.1))
     lab = open_lab()
     cells = [cell(lab, 1, requests=2), cell(lab, 2, requests=200)]
-    threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    threading.Thread(target=interrupt_the_second_cell).start()
     with pytest.raises(KeyboardInterrupt):
         lab.measure(cells)
     assert EVENTS == ["start", "stop"]

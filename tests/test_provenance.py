@@ -83,6 +83,26 @@ def test_no_repository_or_somebody_elses_is_null(tmp_path):
     assert provenance.git_state(installed) == (None, None)
 
 
+def test_an_archive_knows_its_commit(tmp_path):
+    package = repository(tmp_path / "r")
+    (package / "archive.txt").write_text("$Format:%H$\n")
+    (tmp_path / "r" / ".gitattributes").write_text("kvlab/archive.txt export-subst\n")
+    git = ["git", "-C", str(tmp_path / "r"), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "y"], check=True)
+    packed = subprocess.run([*git, "archive", "HEAD"], check=True, capture_output=True).stdout
+    (tmp_path / "copy").mkdir()
+    subprocess.run(["tar", "x", "-C", str(tmp_path / "copy")], input=packed, check=True)
+    commit, _ = provenance.git_state(package)
+    assert provenance.git_state(tmp_path / "copy" / "kvlab") == (commit, None)
+
+
+def test_the_project_writes_its_commit_into_archives():
+    root = Path(provenance.__file__).parents[1]
+    assert "kvlab/archive.txt export-subst" in (root / ".gitattributes").read_text()
+    assert (root / "kvlab" / "archive.txt").read_text().strip() == "$Format:%H$"
+
+
 def test_no_git_program_is_null(tmp_path, monkeypatch):
     package = repository(tmp_path / "r")
     monkeypatch.setenv("PATH", str(tmp_path))
