@@ -17,6 +17,11 @@ from kvlab.stats import Estimate
 
 SECTION = "fp8_kv"
 FP8 = "fp8"
+MEANING = {  # what the picture writes where a format has no number, by the first word of the reason
+    "ignored": "ignored: the flag changes no number",
+    "wrong": "wrong: reads as another text",
+    "refused": "refused: no server starts with it",
+}
 
 
 class Compared(NamedTuple):
@@ -170,8 +175,8 @@ def rows(own: str, stated: Sequence[Claim]) -> list[Row]:
 
 def _row(c: Claim, machine: str) -> Row:
     name = claims.parse_conditions(c.conditions)["kv_dtype"]
-    short = next((word for word in ("ignored", "wrong") if (c.reason or "").startswith(word)), c.state)
-    note = "" if c.measured is not None else "refused" if c.state == short == "failed" else short
+    short = next((words for word, words in MEANING.items() if (c.reason or "").startswith(word)), c.state)
+    note = "" if c.measured is not None else MEANING["refused"] if c.state == short == "failed" else short
     return Row(name, c.measured, c.ci_low, c.ci_high, note, machine)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -17,7 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvlab import store
+from kvlab import plot_empty, store
 
 # Okabe and Ito's palette: told apart with any of the usual colour-vision deficiencies.
 COMPUTED = "#333333"
@@ -129,8 +130,11 @@ def plain_log_y(axis: Axes) -> None:
 def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) -> Figure:
     """Writes figures/<machine>/<name>.{svg,png,json} and returns the figure for display.
 
-    The JSON names the notebook and the runs behind the picture; `alt` is its description in words.
+    The JSON names the notebook and the runs behind the picture; `alt` is its description in words. A panel without
+    data says "not measured" and why.
     """
+    results = list(results)
+    plot_empty.say(figure, plot_empty.why(lab.machine, lab.section, results))
     folder = store.figures_dir(lab.machine)
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": "kvlab"})
@@ -228,3 +232,15 @@ def shared_legend(figure: Figure, *axes: Axes) -> None:
     for handle in legend.legend_handles:
         if isinstance(handle, mpl.lines.Line2D) and handle.get_markersize() > LEGEND_MARKER:
             handle.set_markersize(LEGEND_MARKER)  # the tall bar of a computed value would reach into the next row
+
+
+def keyed_legend(figure: Figure, colours: Mapping[str, str], styles: Mapping[str, Mapping[str, Any]]) -> None:
+    """A legend of two keys under the panels: what a colour means, and what a line or marker means.
+
+    `styles`: label -> what a `Line2D` takes. One entry a combination would fill a page.
+    """
+    line = mpl.lines.Line2D
+    handles = [line([], [], color=COMPUTED, label=label, **style) for label, style in styles.items()]
+    if len(colours) > 1:
+        handles = [mpl.patches.Patch(color=colour, label=label) for label, colour in colours.items()] + handles
+    figure.legend(handles=handles, loc="outside lower center", ncols=max(len(colours), len(styles)))

@@ -223,3 +223,21 @@ def cap_changes(claims: Iterable[Claim]) -> str | None:
                 text += f" (computed {change.computed:+.1%} and {ratio.computed:.2f}x)"
             parts.append(text)
     return "Against the highest cap, " + "; ".join(parts) + "." if parts else None
+
+
+def best_cap(claims: Iterable[Claim]) -> str | None:
+    """Whether the best of the measured caps is the computed one, and how sure the measurement is of it."""
+    claims = list(claims)
+    found = next((c for c in claims if c.quantity == "best_max_num_seqs" and "among" in c.conditions), None)
+    if found is None or found.measured is None:
+        return None
+    caps = parse_conditions(found.conditions)["among"].replace("-", ", ")
+    text = f"Of the caps {caps} the best one measured is {found.measured:g}"
+    if found.computed is not None:
+        same = "as computed" if found.computed == found.measured else f"computed was {found.computed:g}"
+        text += f", {same}"
+    wide = [c for c in claims if c.quantity == "throughput_change" and None not in (c.measured, c.ci_low, c.ci_high)]
+    unsure = [parse_conditions(c.conditions)["max_num_seqs"] for c in wide if c.ci_low <= 0 <= c.ci_high]
+    if unsure:
+        text += f"; against the highest cap no difference can be told for {', '.join(unsure)}"
+    return text + "."

@@ -179,3 +179,19 @@ def test_each_profile_has_loads_on_both_sides_of_the_border(name):
     caps, load = lab.profile.max_num_seqs.caps, lab.profile.max_num_seqs.load
     fits = engine.usable_blocks // -(-(load.input_tokens + load.output_tokens - 1) // engine.block_size)
     assert min(caps) < fits <= max(caps) and any(abs(cap - fits) <= 1 for cap in caps)
+
+
+def test_the_best_cap_is_told_as_it_was_measured_and_not_as_it_was_hoped():
+    at = {"c": 64, "in": 512}
+    found = claims.claim(
+        "max_num_seqs", "best_max_num_seqs", at | {"among": "16-34-64"}, computed=34, measured=64, unit="requests"
+    )
+    wide = claims.claim(
+        "max_num_seqs", "throughput_change", {"max_num_seqs": 34}, measured=-0.4, ci=(-0.9, 0.1), unit="ratio"
+    )
+    text = pressure.best_cap([found, wide])
+    assert "Of the caps 16, 34, 64 the best one measured is 64, computed was 34" in text
+    assert "against the highest cap no difference can be told for 34" in text
+    same = claims.claim("max_num_seqs", "best_max_num_seqs", {"among": "5-9"}, computed=9, measured=9, unit="requests")
+    assert pressure.best_cap([same]) == "Of the caps 5, 9 the best one measured is 9, as computed."
+    assert pressure.best_cap([]) is None
