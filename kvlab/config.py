@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from kvlab import wrong_fields
 from kvlab.errors import ConfigError
 
 # A cell that leaves such a field at its default keeps the key that it had before the field existed.
@@ -16,13 +17,28 @@ ADDED_LATER = {
     "server": ("caches",),
     "load": ("text", "decode_input_tokens", "pick_seed"),
 }
+NAMES = {"LoadConfig": "The load", "ServerConfig": "The server", "Cell": "The cell", "Shape": "The request shape"}
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
-class Strict(BaseModel):
-    """A frozen model in which an unknown field or a wrong type is an error."""
+class _Explained(type(BaseModel)):
+    """Makes `LoadConfig(concurrency=0)` in a notebook a ConfigError; what pydantic itself builds is not affected."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    def __call__(cls, *args, **values):
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            raise _wrong(cls, error) from None
+
+
+class Strict(BaseModel, metaclass=_Explained):
+    """A frozen model in which an unknown field, a wrong type or a number that is not finite is an error."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    def model_copy(self, *, update: dict[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy whose changed fields are checked like all others; raises ConfigError."""
+        return type(self)(**dict(self) | dict(update or {})) if update else super().model_copy(deep=deep)
 
 
 class ServerConfig(Strict):
@@ -122,12 +138,18 @@ def build(model: type[Strict], values: dict[str, Any], where: str) -> Any:
         # JSON mode: lists stand for tuples, as TOML and notebooks write them; other types stay strict.
         return model.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or '(all)'}: {e['msg']}" for e in error.errors()]
-        known = ", ".join(model.model_fields)
-        raise ConfigError(
-            f"{where} is not valid:\n" + "\n".join(lines),
-            next_step=f"correct these fields; the known ones are: {known}",
-        ) from None
+        lines = "\n".join(f"  {line}" for line in wrong_fields.lines(error, model))
+        raise ConfigError(f"{where} is not valid:\n{lines}", next_step="correct these fields") from None
+
+
+def _wrong(model: type[BaseModel], error: ValidationError) -> ConfigError:
+    """A value that a notebook or a program passed: the file is right, or was not even read."""
+    lines = "\n".join(f"  {line}" for line in wrong_fields.lines(error, model))
+    return ConfigError(
+        f"{NAMES.get(model.__name__, model.__name__)} is not valid:\n{lines}",
+        "a parameter of the notebook, or what it is combined with in the profile",
+        "correct that parameter (-p NAME=VALUE, or the notebook's first code cell)",
+    )
 
 
 def key(cell: Cell) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 from kvlab.errors import ServerDied
-from kvlab.startup_log import last_lines, root_cause
+from kvlab.startup_log import is_consequence, last_lines, root_cause
 
 # (pattern in the decisive line, likely cause, next step); groups of the pattern are filled in as {0}, {1}.
 ADVICE = [
@@ -116,33 +117,85 @@ ADVICE = [
         "make install",
     ),
 ]
-KILLED = (-9, 137)
+FAILED_ENGINE = re.compile(r"Failed core proc\(s\): \{[^}]*?: -(\d+)")  # vLLM's own word for how its engine ended
+ASKED = "[leash] ending the server: a signal asked for it"
 
 
-def advice(cause: str | None, exit_code: int | None) -> tuple[str | None, str | None]:
+def advice(cause: str | None) -> tuple[str | None, str | None]:
     """(likely cause, next step) for the decisive line of a log; nulls where neither is known."""
     for pattern, why, what in ADVICE:
         if cause and (match := re.search(pattern, cause)):
             groups = [group or "" for group in match.groups()]
             return why.format(*groups), what.format(*groups)
-    if exit_code in KILLED:
-        return (
-            "it was killed (SIGKILL): by the kernel for lack of memory, or by somebody",
-            "`dmesg | tail` says whether memory ran out; then lower kv_cache_memory_bytes",
-        )
     return None, None
 
 
-def server_died(when: str, exit_code: int | None, log_path: Path) -> ServerDied:
-    """The error for a server that ended `when` ("during start-up"): decisive line, last lines, what next."""
+def oom_kills() -> int | None:
+    """Processes that the kernel has ended for lack of memory since it started; None where it does not say."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def server_died(
+    when: str, exit_code: int | None, log_path: Path, *, engine_gone: bool = False, oom_before: int | None = None
+) -> ServerDied:
+    """The error for a server that ended `when` ("during start-up"): decisive line, last lines, what next.
+
+    `engine_gone`: an engine process ended while the main process went on. `oom_before`: `oom_kills()` at its start.
+    """
     text = log_path.read_text(errors="replace") if log_path.exists() else ""
     decisive = root_cause(text)
-    why, what_next = advice(decisive, exit_code)
+    own_error = decisive is not None and not is_consequence(decisive)
+    killed = _killed(exit_code, text, engine_gone and not own_error)
+    if killed:
+        return _was_killed(f"The vLLM server ended {when}: {killed}.", log_path, oom_before)
+    if ASKED in text or (exit_code in (0, 143) and not own_error):
+        return ServerDied(
+            f"The vLLM server was asked to end {when}, and did.",
+            "kvlab stop, or a SIGTERM from somebody or from the system",
+            "run the same command again: it resumes",
+        )
+    why, what_next = advice(decisive)
     code = "" if exit_code is None else f" (exit code {exit_code})"
-    parts = [f"The vLLM server ended {when}{code}."]
+    parts = [f"The vLLM server ended {when}{', its engine first' if engine_gone else ''}{code}."]
     if decisive:
         parts.append(f"Its log says: {decisive}")
     parts.append("Last lines of the log:")
     parts += [f"  {line[:300]}" for line in last_lines(text)] or ["  (it is empty)"]
-    cause = why or ("the line quoted above" if decisive else None)
+    cause = why or ("the line quoted above" if own_error else None)
     return ServerDied("\n".join(parts), cause, what_next or f"read the whole log: {log_path}")
+
+
+def _killed(exit_code: int | None, text: str, vanished: bool) -> str | None:
+    """Which process was ended by which signal; None where none was, or where it was SIGTERM."""
+    number = exit_code - 128 if exit_code is not None and exit_code > 128 else -(exit_code or 0)
+    if 0 < number < 65 and number != signal.SIGTERM:
+        return f"it was killed by signal {number} ({_name(number)})"
+    if match := FAILED_ENGINE.search(text):
+        return f"its engine process was killed by signal {match[1]} ({_name(int(match[1]))})"
+    if vanished:
+        return "its engine process is gone without an error of its own, as one is that was killed by signal 9 (SIGKILL)"
+    return None
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _was_killed(what: str, log_path: Path, oom_before: int | None) -> ServerDied:
+    now = oom_kills()
+    if None not in (now, oom_before) and now > oom_before:
+        cause = "out of memory: the kernel has ended a process for lack of it since this server started"
+    else:
+        cause = "somebody or the system killed it; out of memory, if a container or scheduler around it watches that"
+    return ServerDied(
+        what,
+        cause,
+        f"`dmesg | tail` says whether memory ran out: then lower kv_cache_memory_bytes; the log: {log_path}",
+    )

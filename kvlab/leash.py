@@ -52,10 +52,14 @@ def main(arguments: list[str]) -> int:
     leftovers: set[str] = set()
     while command.poll() is None:
         ready, _, _ = select.select([options.fd, wake], [], [])
-        if options.fd in ready or (wake in ready and _asked_to_end(wake)):
-            _say("ending the server: the program that started it closed it or is gone")
+        asked = wake in ready and _asked_to_end(wake)
+        if asked or options.fd in ready:
+            why = "a signal asked for it" if asked else "the program that started it closed it or is gone"
+            _say(f"ending the server: {why}")
             leftovers = shared_files(members())
             _terminate(command, options.grace)
+    if command.returncode < 0:
+        _say(f"the server process was ended by signal {-command.returncode}")
     _sweep(command.pid, spare={os.getpid(), guard})
     remove_shared_files(leftovers)
     return command.returncode if command.returncode >= 0 else 128 - command.returncode

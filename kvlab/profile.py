@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
-from importlib import resources
-from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
+from kvlab import profile_file
 from kvlab.config import NAME, ServerConfig, Strict, build
 from kvlab.errors import ConfigError
+from kvlab.profile_file import FOLDER as FOLDER
+from kvlab.profile_file import built_in as built_in  # names are offered here too
 
-FOLDER = resources.files("kvlab") / "profiles"
+Count = Annotated[int, Field(gt=0)]
 
 
 class Variant(Strict):
@@ -27,7 +28,7 @@ class Shape(Strict):
 
     input_tokens: int = Field(gt=0)
     output_tokens: int = Field(gt=0)
-    concurrency: tuple[int, ...] = Field(min_length=1)
+    concurrency: tuple[Count, ...] = Field(min_length=1)
     rounds: int = Field(4, gt=0)  # measured requests = rounds x concurrency, at least min_requests
     min_requests: int = Field(8, gt=0)
     repeats: int | None = Field(None, gt=0)  # of this shape; empty: the grid's
@@ -130,9 +131,9 @@ class Preemption(Strict):
     pair_server: dict[str, str | int | float | bool] = Field(default_factory=dict)
     pair_output_tokens: int = Field(gt=0)
     pair_repeats: int = Field(3, gt=0)
-    map_input_tokens: tuple[int, ...] = Field(min_length=2)
-    map_output_tokens: tuple[int, ...] = Field(min_length=1)
-    map_concurrency: tuple[int, ...] = Field(min_length=2)
+    map_input_tokens: tuple[Count, ...] = Field(min_length=2)
+    map_output_tokens: tuple[Count, ...] = Field(min_length=1)
+    map_concurrency: tuple[Count, ...] = Field(min_length=2)
     map_rounds: int = Field(2, gt=0)
     side_by_side: bool = False  # its three servers fit into memory together
     measure_map: bool = False  # false: the map is computed, and only the points are measured
@@ -142,7 +143,7 @@ class MaxNumSeqs(Strict):
     server: dict[str, str | int | float | bool] = Field(default_factory=dict)
     fit: Shape
     load: LoadPoint
-    caps: tuple[int, ...] = Field(min_length=2)  # below, at and above the requests that fit
+    caps: tuple[Count, ...] = Field(min_length=2)  # below, at and above the requests that fit
     repeats: int = Field(1, gt=0)
     side_by_side: bool = False  # the servers of all caps fit into memory together and take turns
 
@@ -151,7 +152,7 @@ class Insertion(Strict):
     """Long inputs of one length, beside one decoding request."""
 
     input_tokens: int = Field(gt=0)
-    chunks: tuple[int, ...] = Field(min_length=1)  # max_num_batched_tokens; the first of all measures the prefill speed
+    chunks: tuple[Count, ...] = Field(min_length=1)  # max_num_batched_tokens; the first measures the prefill speed
     inserts: int = Field(3, gt=0)
     repeats: int = Field(1, gt=0)
 
@@ -171,7 +172,7 @@ class GraphModel(Strict):
 class CudaGraphs(Strict):
     server: dict[str, str | int | float | bool] = Field(default_factory=dict)
     models: tuple[GraphModel, ...] = Field(min_length=1)  # the smallest first: it gives the launch time
-    concurrency: tuple[int, ...] = Field(min_length=1)  # the lowest first
+    concurrency: tuple[Count, ...] = Field(min_length=1)  # the lowest first
     input_tokens: int = Field(gt=0)
     output_tokens: int = Field(gt=0)
     rounds: int = Field(2, gt=0)
@@ -212,27 +213,12 @@ class Profile(Strict):
         return build(ServerConfig, values, f"the server of profile {self.name}")
 
 
-def built_in() -> list[str]:
-    """Names of the profiles that come with kvlab."""
-    return sorted(Path(str(entry)).stem for entry in FOLDER.iterdir() if str(entry).endswith(".toml"))
-
-
 def load_profile(name_or_path: str) -> Profile:
-    """The built-in profile of that name, or the TOML file at that path. Raises ConfigError."""
-    if name_or_path in built_in():
-        where, data = f"profile {name_or_path}", (FOLDER / f"{name_or_path}.toml").read_bytes()
-    else:
-        path = Path(name_or_path).expanduser()
-        if not path.is_file():
-            raise ConfigError(
-                f"There is no profile {name_or_path!r}.",
-                next_step=f"use one of: auto, {', '.join(built_in())}; or the path of your own TOML file",
-            )
-        where, data = str(path), path.read_bytes()
-    try:
-        values = tomllib.loads(data.decode())
-    except ValueError as error:
-        raise ConfigError(f"{where} is not valid TOML: {error}", next_step="correct that line") from None
+    """The built-in profile of that name, or the TOML file at that path. Raises ConfigError.
+
+    A relative model, geometry or text in a file is found from the folder of that file.
+    """
+    where, values = profile_file.read(name_or_path)
     profile = build(Profile, values, where)
     for changes in _server_changes(profile):
         profile.server_with(changes)

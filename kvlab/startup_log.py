@@ -206,6 +206,11 @@ def root_cause(text: str) -> str | None:
     return stated[-1] if stated else None
 
 
+def is_consequence(line: str) -> bool:
+    """Whether a line says only that something before it went wrong, such as "See stack trace (above)"."""
+    return GENERIC.search(line) is not None
+
+
 def last_lines(text: str, count: int = 8) -> list[str]:
     """The last lines that say something."""
     return [line for line in re.split(r"[\r\n]+", plain(text)) if line.strip() and not NOISE.search(line)][-count:]

@@ -98,7 +98,7 @@ def test_a_text_is_the_held_out_one_or_a_file(tmp_path):
 
 def test_perplexity_loads_are_strict():
     for wrong in ({"concurrency": 2}, {"output_tokens": 2}, {"workload": "unique", "text": "heldout"}):
-        with pytest.raises(ValueError, match="perplexity"):
+        with pytest.raises(ConfigError, match="perplexity"):
             LoadConfig(**({"workload": "perplexity", "requests": 1, "input_tokens": 4, "output_tokens": 1} | wrong))
 
 

@@ -140,3 +140,54 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_would_fit():
         check_fits(load_profile("h200"), hardware())
     check_fits(load_profile("gpu-8gb"), hardware(("small", 4), ("NVIDIA RTX 4090", 24)))
     check_fits(load_profile("cpu-tiny"), hardware())
+
+
+# -- what stands in the place of a profile, and where its paths count from ----------------------------------------
+
+
+def refused(given):
+    with pytest.raises(ConfigError) as caught:
+        load_profile(str(given))
+    return str(caught.value)
+
+
+def test_an_unknown_field_of_a_nested_table_lists_the_fields_of_that_table(own):
+    told = refused(own(("rounds = 2", "runds = 2")))
+    assert "did you mean rounds?" in told and "[load.shapes] knows: input_tokens" in told
+    assert "kv_capacity" not in told and "pydantic" not in told
+
+
+@pytest.mark.parametrize("wrong", ['[1, "a"]', "[0]", "[1, -1]", "[1.5]", "[nan]"])
+def test_wrong_values_inside_a_list_are_named_by_their_place(own, wrong):
+    told = refused(own(("concurrency = [1, 2, 4]", f"concurrency = {wrong}")))
+    assert "load.shapes.1.concurrency.1: must be" in told or "load.shapes.1.concurrency.0: must be" in told
+
+
+def test_numbers_that_are_none_are_refused(own):
+    assert "finite" in refused(own(("max_num_seqs = 64", "gpu_memory_utilization = nan")))
+
+
+def test_a_folder_a_missing_file_and_a_binary_say_what_they_are(own, tmp_path):
+    path = own()
+    assert "is a folder" in refused(tmp_path) and "own.toml" in refused(tmp_path)
+    assert f"There is no file {tmp_path / 'no.toml'}." in refused(tmp_path / "no.toml")
+    assert "did you mean cpu-tiny?" in refused("cpu-tyni")
+    (tmp_path / "own.toml").write_bytes(bytes(range(256)))
+    assert "not even text" in refused(path)
+    assert "There is no profile 'a\\x00b'." in refused("a\0b") or "cannot be read" in refused("a\0b")
+
+
+def test_a_relative_model_is_found_from_the_folder_of_its_profile(own, tmp_path, monkeypatch):
+    path = own(('model = "tiny"', 'model = "./my"'), ('geometry = "tiny"', 'geometry = "sub/config.json"'))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "config.json").write_text("{}")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    profile = load_profile(path)
+    assert profile.server.model == str(tmp_path / "my")
+    assert profile.geometry == str(tmp_path / "sub" / "config.json")
+
+
+def test_names_that_are_no_paths_stay_names(own):
+    path = own(('model = "tiny"', 'model = "Qwen/Qwen3-0.6B"'))
+    assert load_profile(path).server.model == "Qwen/Qwen3-0.6B" and load_profile(path).geometry == "tiny"

@@ -203,14 +203,68 @@ MAX_LEN = "Value error, User-specified max_model_len (100000) is greater than th
     ],
 )
 def test_each_known_failure_has_its_own_next_step(cause, step):
-    why, next_step = advice(cause, 1)
+    why, next_step = advice(cause)
     assert why and step in next_step
     assert "{" not in next_step.replace("{ VLLM", "").replace('" }', "")
 
 
-def test_a_kill_is_explained_and_the_unknown_is_not_guessed():
-    assert "memory" in advice(None, 137)[0]
-    assert advice("RuntimeError: something new", 1) == (None, None)
+def died(tmp_path, text, code, **more):
+    path = tmp_path / "server.log"
+    path.write_text(text)
+    return str(server_died("while it was in use", code, path, **more))
+
+
+ENGINE_KILLED = (
+    "(APIServer pid=5) WARNING 11-29 19:58:36 [core_client.py:809] engine core exited unexpectedly\n"
+    "(APIServer pid=5) ERROR 11-29 19:58:36 [async_llm.py:871] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
+    "encountered an issue. See stack trace (above) for the root cause.\n"
+)
+START_KILLED = (
+    "(APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): "
+    "{'EngineCore_DP0': -9}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "gone"),
+    [
+        ("INFO: serving\n", 137, False),
+        ("INFO: serving\n", -9, True),
+        (ENGINE_KILLED, None, True),
+        (ENGINE_KILLED, 0, True),
+        (START_KILLED, 1, False),
+    ],
+)
+def test_a_kill_is_named_and_not_the_line_that_follows_from_it(tmp_path, text, code, gone):  # pitfall 28
+    told = died(tmp_path, text, code, engine_gone=gone)
+    assert "signal 9 (SIGKILL)" in told and "memory" in told.partition("Likely cause:")[2]
+    assert "stack trace" not in told and "See root cause" not in told and told.count("Next:") == 1
+
+
+def test_a_kill_for_lack_of_memory_is_known_from_the_kernel(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlab.failures.oom_kills", lambda: 3)
+    assert "Likely cause: out of memory: the kernel" in died(tmp_path, "", 137, oom_before=2)
+    assert "Likely cause: somebody or the system" in died(tmp_path, "", 137, oom_before=3)
+    assert "Likely cause: somebody or the system" in died(tmp_path, "", 137, oom_before=None)
+
+
+def test_an_engine_with_an_error_of_its_own_is_explained_by_it(tmp_path):
+    text = "(EngineCore pid=6) ERROR 11-29 19:58:36 [core.py:1] RuntimeError: CUDA out of memory\n" + ENGINE_KILLED
+    told = died(tmp_path, text, None, engine_gone=True)
+    assert "its engine first" in told and "killed" not in told
+    assert "Its log says: RuntimeError: CUDA out of memory" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("[leash] ending the server: a signal asked for it\n", 0), ("INFO: Shutting down\n", 143)]
+)
+def test_a_server_that_was_asked_to_end_is_told_from_one_that_failed(tmp_path, text, code):
+    told = died(tmp_path, text, code)
+    assert "was asked to end while it was in use" in told and "kvlab stop" in told and "resumes" in told
+
+
+def test_the_unknown_is_not_guessed():
+    assert advice("RuntimeError: something new") == (None, None)
 
 
 def test_the_error_names_cause_lines_and_step(tmp_path):  # pitfall 28
