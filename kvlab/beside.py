@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from functools import lru_cache
+from pathlib import Path
 
 import pandas as pd
 
@@ -62,9 +64,18 @@ def article_fit(machine: str, **where) -> float | None:
     return next((fit for fit in found if fit is not None), None)
 
 
+@lru_cache(maxsize=64)
+def _table(folder: Path, _stamp: tuple[int, int] | None) -> pd.DataFrame:
+    """Read once as long as the file stays the same: a slider asks for the same points at each of its steps."""
+    return claims.read(folder)
+
+
 def _section(machine: str, section: str) -> pd.DataFrame:
+    folder = store.machine_dir(machine)
+    file = folder / claims.FILE
+    stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else None
     try:
-        table = claims.read(store.machine_dir(machine))
+        table = _table(folder, stamp)
     except StoreError as error:  # somebody else's broken file must not end one's own notebook
         warnings.warn(f"{machine} is left out: {error}", stacklevel=2)
         table = claims.read(store.machine_dir(NOBODY))
