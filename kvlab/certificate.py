@@ -178,7 +178,7 @@ def _unexplained_hits(e: Evidence, hits: float | None, failures: list[str]) -> f
     if hits is None:
         return None
     again = e.rows[e.rows["prefix"].notna() & e.rows.duplicated(["prefix"])]
-    shared = e.load.prefix_tokens * len(again) or int(again["input_tokens_asked"].sum())
+    shared = (e.load.prefix_tokens + e.load.prefix_step_tokens) * len(again) or int(again["input_tokens_asked"].sum())
     unexplained = max(0.0, hits - shared)
     if unexplained:
         failures.append(

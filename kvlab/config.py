@@ -15,7 +15,7 @@ from kvlab.errors import ConfigError
 ADDED_LATER = {
     "": ("workers", "service", "service_args"),
     "server": ("caches",),
-    "load": ("text", "decode_input_tokens", "pick_seed"),
+    "load": ("text", "decode_input_tokens", "pick_seed", "prefix_order", "prefix_step_tokens"),
 }
 NAMES = {"LoadConfig": "The load", "ServerConfig": "The server", "Cell": "The cell", "Shape": "The request shape"}
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -82,6 +82,8 @@ class LoadConfig(Strict):
     prefix_tokens: int = Field(0, ge=0)
     prefixes: int = Field(1, gt=0)
     zipf: float = Field(0.0, ge=0)  # popularity exponent over the prefixes; 0 is uniform
+    prefix_order: Literal["random", "cycle", "runs"] = "random"  # runs: ten requests of one prefix after another
+    prefix_step_tokens: int = Field(0, ge=0)  # every other prefix is so much shorter, the others so much longer
     decode_input_tokens: int = Field(64, gt=0)  # insertion: prompt of the decoding request; input_tokens are inserted
     seed: int = 0
     pick_seed: int = 0  # of a service that this client picks for; the order of the requests stays that of `seed`

@@ -40,21 +40,36 @@ def stack_hit_ratios(usable_blocks: int, prefix_blocks: int, own_blocks: int, pr
     J other requests since the last use of the prefix: P(J) = (1/K)(1 - 1/K)^J; D distinct prefixes among them.
     Blocks left of the prefix: clamp(C - P D - T J, 0, P), evicted from its end.
     """
+    terms = list(_by_distance(usable_blocks, prefix_blocks, own_blocks, prefixes))
+    return HitRatios(*(float(sum(weight * left[i] for weight, left in terms)) for i in range(3)))
+
+
+def run_hit_ratios(
+    usable_blocks: int, prefix_blocks: int, own_blocks: int, prefixes: int, workers: int, requests: int, warmup: int
+) -> HitRatios:
+    """The same over a run that starts with empty caches, `warmup` requests sent before; first touches are in it.
+
+    Request i is preceded on its worker by B ~ Bin(i + warmup, 1/N) others; a last use J requests ago needs B > J.
+    """
+    before = np.arange(requests) + warmup
+    terms = _by_distance(usable_blocks, prefix_blocks, own_blocks, prefixes)
+    seen = [(weight * stats.binom.sf(j, before, 1 / workers).mean(), left) for j, (weight, left) in enumerate(terms)]
+    return HitRatios(*(float(sum(weight * left[i] for weight, left in seen)) for i in range(3)))
+
+
+def _by_distance(usable_blocks: int, prefix_blocks: int, own_blocks: int, prefixes: int):
+    """For J = 0, 1, ...: its probability, and the hit ratios (any, token, full) at that distance."""
     others = prefixes - 1
     distinct = np.zeros(others + 1)  # distinct[d] = P(D = d) after J requests
     distinct[0] = 1.0
-    weight, any_, token, full = 1.0 / prefixes, 0.0, 0.0, 0.0
-    count = np.arange(others + 1)
-    j = 0
+    weight, j, count = 1.0 / prefixes, 0, np.arange(others + 1)
     while usable_blocks - own_blocks * j > 0 and weight > 1e-15:
         left = np.clip(usable_blocks - prefix_blocks * count - own_blocks * j, 0, prefix_blocks)
-        any_ += weight * distinct[left >= 1].sum()
-        token += weight * (distinct * left).sum() / prefix_blocks
-        full += weight * distinct[left == prefix_blocks].sum()
+        token = (distinct * left).sum() / prefix_blocks
+        yield weight, HitRatios(distinct[left >= 1].sum(), token, distinct[left == prefix_blocks].sum())
         distinct = _one_more(distinct, others)
         weight *= 1 - 1 / prefixes
         j += 1
-    return HitRatios(float(any_), float(token), float(full))
 
 
 def _one_more(distinct: np.ndarray, others: int) -> np.ndarray:
@@ -73,17 +88,21 @@ def zipf_weights(prefixes: int, exponent: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-def che_hit_ratio(usable_blocks: int, prefix_blocks: int, own_blocks: int, popularity: np.ndarray) -> float:
+def che_hit_ratio(
+    usable_blocks: int, prefix_blocks: int | np.ndarray, own_blocks: int, popularity: np.ndarray
+) -> float:
     """Che's approximation with a stream of tails that are never asked for again; popularity p sums to 1.
+
+    `prefix_blocks`: one size for all prefixes, or one for each.
 
     Characteristic time t (in requests): sum P (1 - e^(-p t)) + T t = C; hit ratio = sum p (1 - e^(-p t)).
     Source: Che, Tung, Wang, IEEE JSAC 20(7), 2002. Lies up to 3 points below a block simulation for skewed p.
     """
 
     def over(t: float) -> float:
-        return prefix_blocks * float((1 - np.exp(-popularity * t)).sum()) + own_blocks * t - usable_blocks
+        return float((prefix_blocks * (1 - np.exp(-popularity * t))).sum()) + own_blocks * t - usable_blocks
 
-    if own_blocks == 0 and prefix_blocks * len(popularity) <= usable_blocks:
+    if own_blocks == 0 and (prefix_blocks * np.ones_like(popularity)).sum() <= usable_blocks:
         return 1.0
     high = 1.0
     while over(high) < 0:

@@ -20,6 +20,7 @@ NONCE_BITS, ROLE_BITS, INDEX_BITS = 64, 2, 24
 HEAD_BITS = NONCE_BITS + ROLE_BITS + INDEX_BITS
 ROLES = {"warmup": 0, "measure": 1, "prefix": 2, "probe": 3}
 WARM_TOKENS = 8
+RUN_LENGTH = 10
 CONTENT, ORDER, SCHEDULE = 1, 2, 3  # independent random streams of one seed
 
 
@@ -85,8 +86,26 @@ def arrival_times(load: LoadConfig) -> list[float | None]:
     return np.cumsum(gaps).tolist()
 
 
+def prefix_sequence(load: LoadConfig) -> tuple[list[int], list[int]]:
+    """The prefixes of the warm-up and of the measured requests, in order; a short warm-up uses none."""
+    rng = np.random.default_rng([load.seed, ORDER])
+    order = prefix_order(load, load.requests, rng)
+    extra = load.warmup_requests - load.prefixes
+    return ([*range(load.prefixes), *prefix_order(load, extra, rng)] if extra >= 0 else []), order
+
+
+def prefix_lengths(load: LoadConfig) -> list[int]:
+    """Tokens of each prefix: prefix_tokens, by turns less and more by prefix_step_tokens."""
+    return [load.prefix_tokens + load.prefix_step_tokens * (2 * (k % 2) - 1) for k in range(load.prefixes)]
+
+
 def prefix_order(load: LoadConfig, count: int, rng: np.random.Generator) -> list[int]:
-    """`count` independent draws of a prefix, P(k) proportional to (k + 1) ** -zipf."""
+    """`count` prefixes: independent draws, P(k) proportional to (k + 1) ** -zipf; or all in a cycle; or runs of one."""
+    if load.prefix_order == "cycle":
+        return [i % load.prefixes for i in range(count)]
+    if load.prefix_order == "runs":
+        drawn = rng.integers(load.prefixes, size=-(-count // RUN_LENGTH))
+        return np.repeat(drawn, RUN_LENGTH)[:count].tolist()
     weights = np.arange(1, load.prefixes + 1, dtype=float) ** -load.zipf
     return rng.choice(load.prefixes, size=count, p=weights / weights.sum()).tolist()
 
@@ -115,16 +134,10 @@ def _insertion(load: LoadConfig, vocab: tuple[int, int], nonce: int) -> tuple[li
 
 
 def _shared(load: LoadConfig, vocab: tuple[int, int], nonce: int) -> tuple[list[Request], list[Request]]:
-    warm_each = load.warmup_requests >= load.prefixes
-    order_rng = np.random.default_rng([load.seed, ORDER])
-    order = prefix_order(load, load.requests, order_rng)
-    warmup_order: list[int] = []
-    if warm_each:
-        extra = load.warmup_requests - load.prefixes
-        warmup_order = [*range(load.prefixes), *prefix_order(load, extra, order_rng)]
+    warmup_order, order = prefix_sequence(load)
     requests = _with_prefixes(load, vocab, nonce, warmup_order + order)
     warmup = requests[: len(warmup_order)]
-    if not warm_each:
+    if not warmup_order:
         warmup = _unique(load, vocab, nonce, "warmup", load.warmup_requests)
     measured = [replace(r, index=i) for i, r in enumerate(requests[len(warmup_order) :])]
     return warmup, measured
@@ -133,8 +146,11 @@ def _shared(load: LoadConfig, vocab: tuple[int, int], nonce: int) -> tuple[list[
 def _with_prefixes(load: LoadConfig, vocab: tuple[int, int], nonce: int, order: list[int]) -> list[Request]:
     """Requests that use the prefixes in this order; the tail spells the serial number, lowest digit first."""
     rng = np.random.default_rng([load.seed, CONTENT, ROLES["prefix"]])
-    rest = load.prefix_tokens - head_length(vocab)
-    prefixes = [head(vocab, nonce, "prefix", k) + rng.integers(*vocab, rest).tolist() for k in range(load.prefixes)]
+    taken = head_length(vocab)
+    prefixes = [
+        head(vocab, nonce, "prefix", k) + rng.integers(*vocab, length - taken).tolist()
+        for k, length in enumerate(prefix_lengths(load))
+    ]
     tail = load.input_tokens - load.prefix_tokens
     digits = min(tail, _digits_for(len(order), vocab))
     seen: set[int] = set()
@@ -181,7 +197,7 @@ def _check(load: LoadConfig, vocab: tuple[int, int], nonce: int) -> None:
     if max(load.requests, load.warmup_requests, load.prefixes) > 2**INDEX_BITS:
         raise ConfigError(f"A load holds at most {2**INDEX_BITS} requests.", next_step="split it into several runs")
     field = {"shared_prefix": "prefix_tokens", "insertion": "decode_input_tokens"}.get(load.workload, "input_tokens")
-    tokens, needed = getattr(load, field), head_length(vocab)
+    tokens, needed = getattr(load, field) - load.prefix_step_tokens, head_length(vocab)
     if tokens < needed:
         raise ConfigError(
             f"{field} = {tokens} is too short: {needed} tokens tell the prompts of two runs apart.",

@@ -3,6 +3,7 @@
 import random
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 
 from kvlab import hits
@@ -85,3 +86,23 @@ def test_affinity_bounds_at_24_prefixes_on_6_workers():
 
 def test_error_of_a_measured_ratio():
     assert hits.hit_ratio_error(0.5, 200) == pytest.approx(0.035, abs=0.0005)
+
+
+@pytest.mark.parametrize(("prefixes", "workers", "first_touches"), [(2, 6, 10), (2, 3, 4), (4, 6, 20)])
+def test_a_run_from_empty_caches_pays_its_first_touches(prefixes, workers, first_touches):  # pitfall 32
+    ample = hits.run_hit_ratios(10_000, 10, 0, prefixes, workers, 400, prefixes)
+    assert (1 - ample.any) * 400 == pytest.approx(first_touches, abs=0.5)
+    short = hits.run_hit_ratios(10_000, 10, 0, prefixes, workers, 1, prefixes)
+    assert short.any == pytest.approx(1 / workers, rel=0.35)  # the warm-up has put each prefix on one worker
+
+
+def test_a_long_run_comes_to_the_steady_ratio():
+    run = hits.run_hit_ratios(584, 125, 23, 7, 3, 20_000, 7)
+    assert list(run) == pytest.approx(hits.stack_hit_ratios(584, 125, 23, 7), abs=0.002)
+
+
+def test_prefixes_of_two_sizes_lie_between_the_two():
+    sizes = np.array([60, 190] * 6)
+    mixed = hits.che_hit_ratio(584, sizes, 23, hits.zipf_weights(12, 0))
+    small, large = (hits.che_hit_ratio(584, size, 23, hits.zipf_weights(12, 0)) for size in (60, 190))
+    assert large < mixed < small

@@ -4,6 +4,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from kvlab import workload
 from kvlab.config import LoadConfig
 from kvlab.errors import ConfigError
 from kvlab.workload import arrival_times, head, plan, probe_prompt
@@ -131,3 +132,27 @@ def test_warm_up_requests_have_the_measured_shape():  # pitfall 18
 def test_what_cannot_be_told_apart_is_refused(config, vocab, nonce):
     with pytest.raises(ConfigError):
         plan(config, vocab, nonce)
+
+
+# -- orders and lengths of shared prefixes ------------------------------------------------------------------------
+
+
+def ordered(**changes):
+    lengths = {"prefix_tokens": 64, "input_tokens": 80, "output_tokens": 1}
+    return LoadConfig(
+        **({"workload": "shared_prefix", "requests": 40, "prefixes": 4, "warmup_requests": 4} | lengths | changes)
+    )
+
+
+def test_prefixes_can_come_in_a_cycle_or_in_runs():
+    assert workload.prefix_sequence(ordered(prefix_order="cycle"))[1][:6] == [0, 1, 2, 3, 0, 1]
+    runs = workload.prefix_sequence(ordered(prefix_order="runs"))[1]
+    assert len(runs) == 40 and all(len(set(runs[i : i + 10])) == 1 for i in range(0, 40, 10)) and len(set(runs)) > 1
+
+
+def test_prefixes_can_have_two_lengths():
+    warmup, measured = workload.plan(ordered(prefix_step_tokens=16), (100, 4000), 7)
+    assert {len(r.prompt) for r in measured if r.prefix % 2} == {96} and len(warmup[0].prompt) == 64
+    assert warmup[1].prompt[:80] == next(r.prompt for r in measured if r.prefix == 1)[:80]
+    with pytest.raises(ConfigError, match="too short"):
+        workload.plan(ordered(prefix_step_tokens=60), (100, 4000), 7)
