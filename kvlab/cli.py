@@ -13,7 +13,9 @@ from typing import Annotated
 
 import typer
 
+from kvlab import k8s_cli
 from kvlab.errors import ConfigError, KvlabError, NotebookError
+from kvlab.explained import errors_explained
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,26 +23,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Predict and measure an LLM server.",
 )
+app.add_typer(k8s_cli.app, name="k8s")
 
 Profile = Annotated[str, typer.Option(help="auto, a built-in profile, or the path of a TOML file")]
 Machine = Annotated[str, typer.Option(help="data folder; empty: named after this machine's hardware")]
 BaseUrl = Annotated[str, typer.Option(help="measure this existing server; its key is read from KVLAB_API_KEY")]
+Kubernetes = Annotated[str, typer.Option(help="NAMESPACE/SERVICE: measure the ready pods behind it, through it")]
+InCluster = Annotated[str, typer.Option(help="image of kvlab: measure from inside that cluster, and fetch the results")]
 Mode = Annotated[str, typer.Option(help="auto: measure what is missing; measure: all again; replay: start nothing")]
 Param = Annotated[list[str], typer.Option("--param", "-p", help="a notebook parameter, such as CONCURRENCY=[1,8,32]")]
 BUILD = Path("_build")
-
-
-@contextlib.contextmanager
-def errors_explained():
-    """One message on standard error and exit code 1 (2 for bad input) in place of a traceback."""
-    try:
-        yield
-    except KvlabError as error:
-        typer.secho(str(error), err=True, fg="red")
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
-    except KeyboardInterrupt:
-        typer.secho("Interrupted. What was measured is kept; the same command resumes.", err=True, fg="red")
-        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -79,6 +71,8 @@ def measure(
     machine: Machine = "",
     mode: Mode = "auto",
     base_url: BaseUrl = "",
+    kubernetes: Kubernetes = "",
+    in_cluster: InCluster = "",
     param: Param = [],  # noqa: B006  typer wants a list
     together: Annotated[
         bool,
@@ -89,6 +83,13 @@ def measure(
 ) -> None:
     """Measure sections, resuming what is there; executed notebooks land in _build/notebooks."""
     with errors_explained():
+        if kubernetes or in_cluster:
+            from kvlab import k8s_job
+
+            base_url = k8s_job.address(kubernetes, base_url)
+            if in_cluster:
+                machine = k8s_job.from_inside(base_url, in_cluster, sections, profile, machine, param, typer.echo)
+                mode = "replay"
         if together:
             _run_together(sections, profile, machine, mode, base_url, param)
         else:

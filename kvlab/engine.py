@@ -139,32 +139,43 @@ def to_argv(config: ServerConfig, model_path: str, port: int) -> list[str]:
         "max-num-batched-tokens": config.max_num_batched_tokens,
         "tensor-parallel-size": None if config.tensor_parallel_size == 1 else config.tensor_parallel_size,
         "attention-backend": config.attention_backend,
+        "quantization": config.quantization,
     }
     for flag, value in values.items():
         argv += [] if value is None else [f"--{flag}", str(value)]
     switches = {"prefix-caching": config.enable_prefix_caching, "chunked-prefill": config.enable_chunked_prefill}
     for flag, on in switches.items():
         argv += [] if on is None else [f"--enable-{flag}" if on else f"--no-enable-{flag}"]
-    return argv + (["--enforce-eager"] if config.enforce_eager else []) + list(config.extra_args)
+    argv += ["--enforce-eager"] if config.enforce_eager else []
+    return argv + (["--enable-lora"] if config.enable_lora else []) + list(config.extra_args)
 
 
 def environment(config: ServerConfig, *, local_model: bool) -> dict[str, str]:
     """The whole environment of the server: this process's, what the engine needs, and `config.env` over both."""
-    env = dict(os.environ) | COMMON_ENV
+    env = dict(os.environ)
     env.pop("VLLM_API_KEY", None)  # the server would lock out its own owner
     if local_model:
         env["HF_HUB_OFFLINE"] = "1"  # a lookup would only cost seconds, or fail without a network
     if config.engine == "cpu":
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would silently win over --kv-cache-memory-bytes
+    chosen = {name: env[name] for name in MULTI_GPU_ENV if name in env}  # somebody may want multicast back
+    env |= own_environment(config) | chosen
+    if stub := metadata_stub():
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(stub), env.get("PYTHONPATH")]))
+    return env | config.env
+
+
+def own_environment(config: ServerConfig) -> dict[str, str]:
+    """What the engine needs wherever it runs."""
+    env = dict(COMMON_ENV)
+    if config.engine == "cpu":
         env |= CPU_ENV
         if config.enforce_eager:
             # Without it the sampler still compiles: seconds in the first sampled request, death without a compiler.
             env["TORCH_COMPILE_DISABLE"] = "1"
     elif config.tensor_parallel_size > 1:
-        env = MULTI_GPU_ENV | env
-    if stub := metadata_stub():
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(stub), env.get("PYTHONPATH")]))
-    return env | config.env
+        env |= MULTI_GPU_ENV
+    return env
 
 
 def metadata_stub() -> Path | None:

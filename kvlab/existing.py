@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from kvlab import control, model_files
+from kvlab import control, k8s, model_files, provenance
+from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, ServerDied, ServerError
 from kvlab.startup_log import StartupReport
 
 if TYPE_CHECKING:
     from kvlab.client import Endpoint
 
+EXISTING = "existing server"  # in place of the model's name, where somebody else started the server
 KEY_VARIABLE = "KVLAB_API_KEY"
 SMALLER_VOCABS = (8000, 4000, 1000, 250)
 
@@ -56,8 +59,38 @@ class AttachedServer:
         return {"version": self.version, "base_url": self.base_url, "capacity": asdict(self.capacity)}
 
 
+def open_outside(base_url: str) -> Callable[[Cell], Any] | None:
+    """Attaches once, so that what cannot be measured is an error now; for a cluster what gives a cell its workers."""
+    if not k8s.is_target(base_url):
+        attach(base_url)
+        return None
+    from kvlab.k8s_cluster import Cluster
+
+    return Cluster(k8s.parse_target(base_url)).use
+
+
+def unreachable(cell: Cell, server: ServerConfig, base_url: str, outside: Any = None) -> str | None:
+    """Why a cell cannot be measured on what somebody else runs; None where it can. `outside`: of `open_outside`."""
+    if cell.fresh or (cell.server != server and not k8s.is_target(base_url)):
+        return "an existing server cannot be restarted with other flags"
+    if k8s.is_target(base_url):
+        return k8s.cannot_serve(cell, None if outside is None else outside.__self__.count)
+    return "an existing server is one; several workers stand behind a Service: --kubernetes" if cell.service else None
+
+
+def as_served(cell: Cell, base_url: str) -> Cell:
+    """The cell as it is stored: the flags of an existing server are unknown, and its address stays private."""
+    update = {"server": ServerConfig(model=f"{EXISTING} {provenance.external_name(base_url)}")}
+    if k8s.is_target(base_url) and cell.service:
+        update |= {"service": k8s.SCHEME, "service_args": ()}
+    return cell.model_copy(update=update)
+
+
 def check_address(base_url: str) -> None:
     """ConfigError where a given address is none; an empty one is fine."""
+    if k8s.is_target(base_url):
+        k8s.parse_target(base_url)
+        return
     try:
         parts = urlsplit(base_url)
         good = not base_url or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)

@@ -35,6 +35,7 @@ from kvlab import (
 from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
+from kvlab.existing import EXISTING as EXISTING
 from kvlab.results import EMPTY, refusal
 from kvlab.results import Result as Result  # what a notebook does with results is offered here too
 from kvlab.results import across as across
@@ -49,7 +50,6 @@ from kvlab.servers import Servers
 MODES = ("auto", "measure", "replay")
 PUBLISHED = "article"
 BORROWED = {"cpu": "cpu-tiny", "cuda": "gpu-8gb"}  # whose grid stands in where a profile has none
-EXISTING = "existing server"  # in place of the model's name, where somebody else started the server
 
 
 @dataclass
@@ -166,16 +166,11 @@ class Lab:
         """Why this cell cannot be measured: no grid, or an existing server; None where it can."""
         if self._no_grid or not self.base_url:
             return self._no_grid
-        if cell.fresh or cell.server != self.server():
-            return "an existing server cannot be restarted with other flags"
-        return None
+        return existing.unreachable(cell, self.server(), self.base_url, self._servers.outside)
 
     def _as_served(self, cell: Cell) -> Cell:
         """The cell as it is stored: the flags of an existing server are unknown, and its address stays private."""
-        if not self.base_url:
-            return cell
-        there = ServerConfig(model=f"{EXISTING} {provenance.external_name(self.base_url)}")
-        return cell.model_copy(update={"server": there})
+        return existing.as_served(cell, self.base_url) if self.base_url else cell
 
     def _key(self, cell: Cell) -> str:
         return config.key(self._as_served(cell))
@@ -197,7 +192,7 @@ class Lab:
             server.check_alive()  # a dead server is the better explanation
             raise
         duration_s = time.monotonic() - began
-        problems = [*result.certificate.get("failures", [])]
+        problems = [*result.certificate.get("failures", []), *getattr(server, "changes", list)()]
         try:
             server.check_alive()
         except ServerError as error:
@@ -302,9 +297,10 @@ def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mod
     chosen = profile.load_profile(profile_name)
     if mode != "replay" and not base_url:
         profile.check_fits(chosen, hardware)
-    if base_url and mode != "replay":
-        existing.attach(base_url)  # one that does not answer is an error before anything is stored
-    return Lab(section, chosen, machine, mode, base_url)
+    lab = Lab(section, chosen, machine, mode, base_url)
+    if base_url and mode != "replay":  # one that does not answer is an error before anything is stored
+        lab._servers.outside = existing.open_outside(base_url)
+    return lab
 
 
 def _profile_of(machine: str) -> str | None:

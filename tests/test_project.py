@@ -52,6 +52,8 @@ def test_every_imported_package_is_a_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in project["dependencies"]}
     declared |= {"pynvml", "IPython", "nbformat", "nbclient", "yarl"}  # of nvidia-ml-py, jupyterlab, papermill, aiohttp
+    declared |= {"yaml"}  # of papermill
+    declared |= {"kubernetes", "urllib3"}  # of the extra k8s
     declared |= {"torch", "uvloop", "vllm", "transformers", "tokenizers"}  # optional, or come with vLLM
     used = set()
     for path in (ROOT / "kvlab").rglob("*.py"):
