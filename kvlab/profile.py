@@ -190,6 +190,49 @@ class Startup(Strict):
     requests: int = Field(4, gt=1)  # sent one by one after the start: the first shows what is compiled even then
 
 
+class FleetPoints(Strict):
+    """Cells of one fleet and one concurrency, a cell for each number of prefixes."""
+
+    workers: int = Field(gt=0)
+    concurrency: int = Field(gt=0)
+    prefixes: tuple[int, ...] = Field(min_length=1)
+    repeats: int = Field(1, gt=0)
+
+
+class Lengths(Strict):
+    """A shared prefix, the tail of each request and its output, in tokens, over so many prefixes."""
+
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    prefix_tokens: int = Field(gt=0)
+    tail_tokens: int = Field(gt=0)
+    output_tokens: int = Field(gt=0)
+    prefixes: int = Field(gt=0)
+
+
+class HitLimits(Strict):
+    """What the plain law leaves out; each point is one cell of the first points' fleet and concurrency."""
+
+    prefixes: int = Field(gt=1)
+    zipf: tuple[float, ...] = ()  # popularity exponents
+    orders: tuple[str, ...] = ()  # cycle, runs
+    step_tokens: int = Field(0, ge=0)  # two prefix lengths, so much below and above
+    ample: Lengths | None = None  # all prefixes fit into each worker
+    scaled: Lengths | None = None  # other lengths and another pool, the same ratios: one server
+    proxies: tuple[str, ...] = ()  # services that pick by themselves, where they are installed
+
+
+class ServiceHitRate(Strict):
+    geometry: str
+    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    prefix_tokens: int = Field(gt=0)
+    tail_tokens: int = Field(gt=0)
+    output_tokens: int = Field(gt=0)
+    points: tuple[FleetPoints, ...] = Field(min_length=1)  # in the order of importance; repeats come last
+    requests_per_prefix: int = Field(20, gt=0)
+    min_requests: int = Field(200, gt=0)
+    limits: HitLimits | None = None
+
+
 class Profile(Strict):
     name: str = Field(pattern=NAME)
     title: str
@@ -206,6 +249,7 @@ class Profile(Strict):
     max_num_seqs: MaxNumSeqs | None = None
     fp8_kv: Fp8Kv | None = None
     repeatability: Repeatability | None = None
+    service_hit_rate: ServiceHitRate | None = None  # hit_and_miss reads its runs, and a section of routers its workers
 
     def server_with(self, changes: dict) -> ServerConfig:
         """The profile's server with some fields changed; an unknown field is a ConfigError."""
