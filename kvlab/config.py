@@ -14,7 +14,7 @@ from kvlab.errors import ConfigError
 # A cell that leaves such a field at its default keeps the key that it had before the field existed.
 ADDED_LATER = {
     "": ("workers", "service", "service_args"),
-    "server": ("caches",),
+    "server": ("caches", "quantization", "enable_lora"),
     "load": ("text", "decode_input_tokens", "pick_seed", "prefix_order", "prefix_step_tokens"),
 }
 NAMES = {"LoadConfig": "The load", "ServerConfig": "The server", "Cell": "The cell", "Shape": "The request shape"}
@@ -62,6 +62,8 @@ class ServerConfig(Strict):
     enforce_eager: bool = False
     tensor_parallel_size: int = Field(1, gt=0)
     attention_backend: str | None = None
+    quantization: str | None = None  # of the weights, such as "fp8": 8 bits, made from the loaded ones at the start
+    enable_lora: bool = False
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
     caches: Literal["user", "cold", "kept"] = "user"  # compile caches: the user's; a folder of kvlab's, emptied or not

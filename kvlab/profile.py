@@ -51,6 +51,8 @@ class Load(Strict):
     fit_up_to: int = Field(gt=0)  # the step-time model sees only points up to this concurrency
     repeats: int = Field(1, gt=0)
     starts: int = Field(1, gt=0)  # servers of the same configuration that the repeats go round
+    variants: tuple[Variant, ...] = ()  # other builds of the model, at the first shape and `variant_concurrency`
+    variant_concurrency: tuple[int, ...] = (1,)
 
 
 class PrefixCache(Strict):

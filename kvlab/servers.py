@@ -14,9 +14,7 @@ from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ServerError
 from kvlab.quiet import Quiet
 
-REFUSED = re.compile(
-    r"\b\w*(ValueError|NotImplemented|ValidationError|ImportError|NotFoundError|unrecognized|argument)"
-)
+REFUSED = re.compile(r"(value|validation|import) ?error|not ?implemented|unrecognized|argument", re.IGNORECASE)
 PASSING = re.compile(r"memory|port |in use|timed out|not ready", re.IGNORECASE)
 
 

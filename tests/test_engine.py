@@ -65,6 +65,8 @@ def test_only_what_is_set_becomes_a_flag():
         ({"enable_chunked_prefill": True}, "--enable-chunked-prefill"),
         ({"enable_chunked_prefill": False}, "--no-enable-chunked-prefill"),
         ({"enforce_eager": True}, "--enforce-eager"),
+        ({"enable_lora": True}, "--enable-lora"),
+        ({"quantization": "fp8"}, "--quantization fp8"),
         ({"extra_args": ("--swap-space", "0")}, "--swap-space 0"),
     ],
 )
