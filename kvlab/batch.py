@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab import provenance, run, store
-from kvlab.errors import ConfigError, KvlabError
+from kvlab.errors import KvlabError
 
 DONE = "finished.json"  # in the build folder: section -> stamp of its last complete execution, by machine
 
@@ -27,19 +27,16 @@ def execute(
     *,
     go_on: bool,
     told: Callable[[str, float | None], None],
+    begun: Callable[[str, bool], None] = lambda section, measures: None,
     progress: bool = False,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Executes notebooks into build/notebooks; returns seconds a section and failures a section.
 
-    `profile` is the profile's whole text, `told(section, seconds or None)` is called as each one ends. Without `go_on`
-    the first failure raises. ConfigError always raises.
+    `profile` is the profile's whole text; `begun(section, measures)` is called as each one begins that measures, and
+    `told(section, seconds or None)` as each one ends. Without `go_on` the first failure raises.
     """
     machine, measures = given["MACHINE"], given["MODE"] != "replay"
-    ready = (
-        []
-        if given["MODE"] == "measure"
-        else [p for p in paths if not measures or _finished(build, machine, p, profile)]
-    )
+    todo = unfinished(paths, given, build, profile)
     timings: dict[str, float] = {}
     failures: dict[str, str] = {}
 
@@ -50,18 +47,27 @@ def execute(
             if measures:
                 _remember(build, machine, path, profile)
         except KvlabError as error:
-            if not go_on or isinstance(error, ConfigError):
+            if not go_on:
                 raise
             failures[section] = str(error)
         told(section, timings.get(section))
 
     for path in paths:
-        if path not in ready:
+        if path in todo:
+            begun(path.stem[3:], True)
             note(path, lambda path=path: run.execute(path, given, _out(build, path), progress=progress))
-    if ready:
+    if ready := [path for path in paths if path not in todo]:
         _side_by_side(ready, given | {"MODE": "replay"}, build, note)
     order = [path.stem[3:] for path in paths]
     return {name: timings[name] for name in order if name in timings}, failures
+
+
+def unfinished(paths: list[Path], given: dict[str, Any], build: Path, profile: str) -> list[Path]:
+    """The notebooks that may have something to measure; the others only replay."""
+    if given["MODE"] == "replay":
+        return []
+    machine, again = given["MACHINE"], given["MODE"] == "measure"
+    return [path for path in paths if again or not _finished(build, machine, path, profile)]
 
 
 def _side_by_side(paths: list[Path], given: dict[str, Any], build: Path, note: Callable) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +159,25 @@ def write_section(machine_dir: Path, section: str, claims: Iterable[Claim]) -> N
     _check_section(section, claims)
     path = Path(machine_dir) / FILE
     with disk_errors(str(path)), locked(path.parent):
-        others = [c for c in from_frame(read(path.parent)) if c.section != section]
+        others = [c for c in from_frame(readable(path.parent)) if c.section != section]
         # Stable: within a section the notebook's order is the order in which a reader meets the numbers.
         write_text(path, to_csv(sorted([*others, *claims], key=lambda c: c.section)))
+
+
+def readable(machine_dir: Path) -> pd.DataFrame:
+    """`read` for whoever is about to write: a file that is not one of claims is renamed and kept, with a warning."""
+    path = Path(machine_dir) / FILE
+    try:
+        return read(path.parent)
+    except StoreError as error:
+        aside = path.with_name(f"claims.broken-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.csv")
+        path.rename(aside)
+        warnings.warn(
+            f"{error.what}\nIt is set aside as {aside.name}. "
+            f"Next: kvlab report --mode replay --machine {path.parent.name} writes all claims anew, from their runs",
+            stacklevel=3,
+        )
+        return read(path.parent)
 
 
 def _check_section(section: str, claims: list[Claim]) -> None:
@@ -193,8 +211,8 @@ def read(machine_dir: Path) -> pd.DataFrame:
     No file gives no rows. Raises StoreError where the file is not one of claims.
     """
     path = Path(machine_dir) / FILE
-    text = path.read_text() if path.is_file() else to_csv([])
     try:
+        text = path.read_text() if path.is_file() else to_csv([])
         # Only the empty field is null: a reason may well read "None" or "n/a".
         frame = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False, na_values=[""])
     except (ValueError, pd.errors.ParserError) as error:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvlab import k8s_cli
-from kvlab.errors import ConfigError, KvlabError, NotebookError
+from kvlab import __version__, k8s_cli
+from kvlab.errors import ConfigError, KvlabError
 from kvlab.explained import errors_explained
+from kvlab.invocation import as_typed
 
 app = typer.Typer(
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Predict and measure an LLM server.",
@@ -32,7 +29,17 @@ Kubernetes = Annotated[str, typer.Option(help="NAMESPACE/SERVICE: measure the re
 InCluster = Annotated[str, typer.Option(help="image of kvlab: measure from inside that cluster, and fetch the results")]
 Mode = Annotated[str, typer.Option(help="auto: measure what is missing; measure: all again; replay: start nothing")]
 Param = Annotated[list[str], typer.Option("--param", "-p", help="a notebook parameter, such as CONCURRENCY=[1,8,32]")]
+AllowEmpty = Annotated[bool, typer.Option(help="with --mode replay: show a machine on which nothing was measured")]
 BUILD = Path("_build")
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", help="show the version and end", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"kvlab {__version__}")
+        raise typer.Exit()
 
 
 @app.command()
@@ -41,13 +48,16 @@ def check(profile: Profile = "auto", machine: Machine = "") -> None:
     from kvlab import overview
 
     with errors_explained():
-        typer.echo(overview.text(profile, machine))
+        text, problems = overview.text(profile, machine)
+        typer.echo(as_typed(text))
+        if problems:
+            raise typer.Exit(2)
 
 
 @app.command()
 def predict(
     model: Annotated[str, typer.Argument(help="a name, a folder or a config.json; empty: a table of models")] = "",
-    kv_bytes: Annotated[float, typer.Option(help="bytes of the KV pool, such as 2.5e9")] = 2.0 * 2**30,
+    kv_bytes: Annotated[str, typer.Option(help="size of the KV pool: 2.5e9, 2.5GB or 2.5GiB")] = "2GiB",
     block_size: Annotated[int, typer.Option(min=1, help="tokens in a block")] = 16,
     kv_dtype_bytes: Annotated[
         float | None, typer.Option(min=0.5, help="bytes of a KV element; fp8: 1; empty: the model's own")
@@ -60,8 +70,8 @@ def predict(
     from kvlab import overview
 
     with errors_explained():
-        sizes = (kv_bytes, block_size, kv_dtype_bytes, input_tokens, output_tokens, tensor_parallel)
-        typer.echo(overview.prediction(model, *sizes))
+        sizes = (block_size, kv_dtype_bytes, input_tokens, output_tokens, tensor_parallel)
+        typer.echo(overview.prediction(model, overview.size_bytes(kv_bytes), *sizes))
 
 
 @app.command()
@@ -80,6 +90,7 @@ def measure(
             help="start the servers of all sections side by side; their loads take turns (a GPU's start takes minutes)"
         ),
     ] = False,
+    allow_empty: AllowEmpty = False,
 ) -> None:
     """Measure sections, resuming what is there; executed notebooks land in _build/notebooks."""
     with errors_explained():
@@ -90,10 +101,14 @@ def measure(
             if in_cluster:
                 machine = k8s_job.from_inside(base_url, in_cluster, sections, profile, machine, param, typer.echo)
                 mode = "replay"
+        from kvlab import sections as sections_module
+
         if together:
-            _run_together(sections, profile, machine, mode, base_url, param)
+            sections_module.together(sections, profile, machine, mode, base_url, param)
         else:
-            _run(sections, profile, machine, mode, base_url, param)
+            options = (profile, machine, mode, base_url, param)
+            machine, timings, _ = sections_module.execute(sections, *options, allow_empty=allow_empty)
+            typer.echo(sections_module.results(machine, list(timings)))
 
 
 @app.command()
@@ -102,18 +117,22 @@ def report(
     profile: Profile = "auto",
     machine: Machine = "",
     base_url: BaseUrl = "",
+    allow_empty: AllowEmpty = False,
 ) -> None:
     """Run every notebook and render _build/report.html."""
-    from kvlab import report, run
+    from kvlab import report, run, sections
 
     with errors_explained():
-        machine, timings, failures = _run(list(run.notebooks()), profile, machine, mode, base_url, [], go_on=True)
+        run.require_notebooks()
+        options = (profile, machine, mode, base_url, [])
+        every = list(run.notebooks())
+        machine, timings, failures = sections.execute(every, *options, go_on=True, allow_empty=allow_empty)
         began = time.monotonic()
         path = report.build(machine, BUILD / "report.html", timings=timings, failures=failures)
         typer.echo(f"  {'report':<16} {time.monotonic() - began:6.1f} s")
         typer.secho(f"The report is at {path.resolve().as_uri()}", fg="green")
         for section, why in failures.items():
-            typer.secho(f"{section} failed: {why}", err=True, fg="red")
+            typer.secho(as_typed(f"{section} failed: {why}"), err=True, fg="red")
         if failures:
             raise typer.Exit(1)
 
@@ -157,11 +176,13 @@ def compare(
 
 @app.command()
 def ps() -> None:
-    """List servers that kvlab started and that still run."""
-    from kvlab import processes
+    """List servers that kvlab started and that still run, and what is being measured."""
+    from kvlab import processes, quiet
 
     with errors_explained():
         servers = processes.list_servers()
+        if what := quiet.measuring():
+            typer.echo(f"measuring  {what}")
         for server in servers:
             typer.echo(processes.describe(server))
         if not servers:
@@ -181,82 +202,6 @@ def stop(
             typer.echo(f"stopped {processes.describe(server)}")
         if not ended:
             typer.echo("No server started by kvlab is running.")
-
-
-def _everywhere(profile: str, lab) -> str:
-    """The profile as it is found from the notebooks' folder too: its name, or the whole path of a file."""
-    from kvlab.profile import built_in
-
-    return lab.profile.name if profile == "auto" or profile in built_in() else str(Path(profile).expanduser().resolve())
-
-
-def _run_together(sections, profile, machine, mode, base_url, param) -> None:
-    """A process a section, all at once; they take turns at measuring. Raises NotebookError naming those that failed."""
-    from kvlab import quiet, run
-
-    names = [run.notebook_of(section).stem[3:] for section in sections]
-    options = ["--profile", profile, "--mode", mode, *(f"--param={text}" for text in param)]
-    options += ["--machine", machine] if machine else []
-    options += ["--base-url", base_url] if base_url else []
-    command = [sys.executable, "-m", "kvlab.cli", "measure"]
-    environment = os.environ | {quiet.TURNS: "1"}
-    started = {name: subprocess.Popen([*command, name, *options], env=environment) for name in names}
-    try:
-        failed = [name for name, process in started.items() if process.wait() != 0]
-    except KeyboardInterrupt:  # each process has heard it too, and says what it keeps
-        for process in started.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60)
-        raise
-    if failed:
-        raise NotebookError(
-            f"{len(failed)} of {len(names)} sections failed: {', '.join(failed)}.",
-            cause="each one's own message stands above",
-            next_step="the same command resumes; without --together they run one after another",
-        )
-
-
-def _run(sections, profile, machine, mode, base_url, param, *, go_on: bool = False):
-    """Executes the notebooks; returns the machine, seconds a section, and failures a section (only with `go_on`)."""
-    from kvlab import batch, engine, measure, model_files, run, store
-
-    if not sections:
-        raise ConfigError("No notebooks were found from here.", next_step="run this inside the repository of kvlab")
-    known = [run.notebook_of(section) for section in sections]
-    # Opened here first: a wrong profile, mode or machine is one error before the first notebook, not one in each.
-    if mode == "replay" and not machine and not base_url:
-        machine = store.default_replay_machine()
-    lab = measure.open_lab(Path(known[0]).stem[3:], profile_name=profile, machine=machine, mode=mode, base_url=base_url)
-    common = {"PROFILE": _everywhere(profile, lab), "MACHINE": lab.machine, "MODE": mode, "BASE_URL": base_url}
-    own = dict(run.parse_parameter(text) for text in param)
-    if taken := sorted(set(own) & set(common)):
-        options = ", ".join(f"--{name.lower().replace('_', '-')}" for name in taken)
-        raise ConfigError(f"--param may not set {', '.join(taken)}.", next_step=f"use the option {options}")
-    if mode != "replay" and not base_url:
-        engine.check(lab.profile.server)  # bad input ends here, before the first notebook
-        model_files.resolve_model(lab.profile.server)
-        _ = lab.geometry
-    given = common | own
-    for path in known:
-        run.check_parameters(path, given)
-    typer.echo(f"machine {lab.machine}, profile {lab.profile.name}, mode {mode}")
-    if mode == "replay":
-        stored = ", ".join(name for name in store.machines() if name != measure.PUBLISHED)
-        typer.echo(f"stored machines: {stored} (--machine, or MACHINE= with make, chooses)")
-
-    def told(section: str, seconds: float | None) -> None:
-        typer.echo(f"  {section:<16} " + ("failed" if seconds is None else f"{seconds:6.1f} s"))
-
-    timings, failures = batch.execute(
-        known,
-        given,
-        BUILD,
-        lab.profile.model_dump_json() + json.dumps(own),
-        go_on=go_on,
-        told=told,
-        progress=sys.stderr.isatty(),
-    )
-    return lab.machine, timings, failures
 
 
 if __name__ == "__main__":

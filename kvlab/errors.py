@@ -16,6 +16,12 @@ class KvlabError(Exception):
             lines.append(f"Next: {next_step}")
         super().__init__("\n".join(lines))
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and JupyterLab show in place of a traceback: the message alone."""
+        from kvlab.invocation import as_typed
+
+        return as_typed(str(self)).splitlines()
+
 
 class ConfigError(KvlabError):
     """A profile, a parameter or a model description is wrong; nothing was started."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import getpass
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,15 +60,49 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """Turns an OSError into a StoreError that says what could not be stored, and whether the disk is full."""
+    """Turns an OSError into a StoreError that says what could not be stored, and why."""
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise StoreError(
-            f"{what} could not be stored: {'the disk is full' if full else error}. What was stored before is unharmed.",
-            cause="no space is left under the data folder" if full else None,
-            next_step="free some space, or point KVLAB_DATA at another disk; measured cells are not measured again"
-            if full
-            else "check that the data folder can be written, or point KVLAB_DATA at another one",
-        ) from error
+        raise explained(error, what) from error
+
+
+def is_full(error: OSError) -> bool:
+    """Whether no space is left, or the user's share of it is used up."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def explained(error: OSError, what: str) -> StoreError:
+    """What could not be stored, why, and what to do; what was stored before is always whole."""
+    reason = "the disk is full" if is_full(error) else error.strerror or str(error)
+    where = "" if error.filename is None or str(error.filename) == what else f" ({error.filename})"
+    causes = {
+        errno.EROFS: "the file system is read-only",
+        errno.EACCES: f"the folder belongs to somebody else, or may not be written by {_user()}",
+        errno.EPERM: f"the folder belongs to somebody else, or may not be written by {_user()}",
+        errno.ENOTDIR: "a file stands where a folder is needed",
+        errno.EEXIST: "a file stands where a folder is needed",
+        errno.ENAMETOOLONG: "the name is too long",
+    }
+    return StoreError(
+        f"{what} could not be stored: {reason}{where}. What was stored before is unharmed.",
+        cause="no space is left there" if is_full(error) else causes.get(error.errno),
+        next_step="free some space (df -h), or point KVLAB_DATA at another disk; what is measured is not measured again"
+        if is_full(error)
+        else "make it writable, or point KVLAB_DATA (data), KVLAB_CACHE (cache) at another folder",
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}"
+
+
+def check_writable(folder: Path) -> None:
+    """StoreError where no file can be made in `folder` (or in the nearest one above it that exists)."""
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    with disk_errors(f"A measurement in {folder}"), tempfile.TemporaryFile(dir=there) as probe:
+        probe.write(b"x" * 4096)
+        probe.flush()

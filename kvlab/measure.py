@@ -118,7 +118,7 @@ class Lab:
         todo = [cell for cell in cells if self._must_measure(cell)]
         if todo:
             _make_way_for(self)
-            self._quiet = self._quiet or quiet.take_machine()
+            self._quiet = self._quiet or quiet.take_machine(f"section {self.section} of machine {self.machine}")
             try:
                 self._measure_all(todo, skip_refused)
             except BaseException:
@@ -253,7 +253,7 @@ class Lab:
     def _keep_measured(self, claims: list[Claim]) -> None:
         """StoreError where a replay would unsay what was measured, although the runs are there: they are damaged."""
         unmeasured = {claim.id for claim in claims if claim.measured is None}
-        stored = claims_module.from_frame(claims_module.read(store.machine_dir(self.machine)))
+        stored = claims_module.from_frame(claims_module.readable(store.machine_dir(self.machine)))
         lost = [c for c in stored if c.section == self.section and c.measured is not None and c.id in unmeasured]
         damaged = store.damaged_runs(self.folder, {run for claim in lost for run in claim.runs})
         if damaged:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from kvlab import geometry, measure, predict, profile, provenance, run, store
-from kvlab.errors import ConfigError
+import re
+
+from kvlab import geometry, measure, predict, provenance, ready, run, store
+from kvlab.errors import ConfigError, KvlabError
 
 
-def text(profile_name: str, machine: str) -> str:
-    """Hardware, engine, profile, and for each section what is stored and how long the rest may take."""
+def text(profile_name: str, machine: str) -> tuple[str, list[KvlabError]]:
+    """(what to print, what stands against measuring): hardware, engine, profile, and for each section what is stored.
+
+    Raises ConfigError where the profile cannot be read or there are no notebooks.
+    """
+    run.require_notebooks()
     hardware = provenance.hardware()
     lab = measure.open_lab("kv_capacity", profile_name=profile_name, machine=machine, mode="replay")
     engine = "none; `make install` adds one"
@@ -19,36 +25,52 @@ def text(profile_name: str, machine: str) -> str:
         f"profile   {lab.profile.name}: {lab.profile.title}",
         f"machine   {lab.machine} (measurements go to {store.machine_dir(lab.machine)})",
         "",
-        f"{'section':<16} {'stored runs':>11} {'estimated':>12}",
+        f"{'section':<16} {'stored runs':>11} {'seconds':>9}  measured before on",
     ]
-    total = 0.0
-    for section in run.notebooks():
-        seconds = estimate_s(section, lab.profile.name)
+    total, sections = 0.0, list(run.notebooks())
+    for section in sections:
+        seconds, where = estimate(section, lab.profile.name)
         total += seconds or 0
         stored = len([r for r in store.list_runs(lab.machine, section) if r.manifest.get("valid")])
-        lines.append(f"{section:<16} {stored:>11} {'' if seconds is None else f'{seconds:.0f} s':>12}")
+        took = "" if seconds is None else f"{seconds:.0f}"
+        lines.append(f"{section:<16} {stored:>11} {took:>9}  {where or ''}".rstrip())
     if total:
-        about = f"Measuring everything anew takes about {total / 60:.1f} minutes, going by stored runs of this profile."
+        about = (
+            f"Measuring everything anew takes about {total / 60:.1f} minutes: the sum of what the stored runs "
+            "of this profile took on those machines, server starts included. Another machine takes another time."
+        )
     else:
-        about = "No stored run of this profile says how long measuring takes."
-    lines += ["", about]
-    try:
-        profile.check_fits(lab.profile, hardware)
-    except ConfigError as error:
-        lines += ["", str(error)]
-    return "\n".join(lines)
+        about = "No stored run of this profile says how long measuring takes; each notebook's first lines name a time."
+    found = ready.problems(lab)
+    passed = f"Checked as before measuring: {', '.join(ready.checks(lab))}. Nothing stands against it."
+    verdict = "\n".join(["This profile cannot be measured here:", *map(str, found)]) if found else passed
+    return "\n".join([*lines, "", about, "", verdict]), found
 
 
-def estimate_s(section: str, profile_name: str) -> float | None:
-    """Seconds that the section took where this profile was measured, its server starts included; None: unknown."""
+def estimate(section: str, profile_name: str) -> tuple[float | None, str | None]:
+    """Seconds that the section took where this profile was measured, its server starts included, and the machine.
+
+    (None, None) where it was never measured.
+    """
     for machine in store.machines():
         manifests = [r.manifest for r in store.list_runs(machine, section)]
         manifests = [m for m in manifests if m["profile"] == profile_name]
         if manifests:
             servers = [m["server"] or {} for m in manifests]
             starts = {server.get("started_utc"): server.get("ready_s") or 0 for server in servers}
-            return sum(m["duration_s"] or 0 for m in manifests) + sum(starts.values())
-    return None
+            return sum(m["duration_s"] or 0 for m in manifests) + sum(starts.values()), machine
+    return None, None
+
+
+def size_bytes(text: str) -> float:
+    """2.5e9, 2.5GB (10^9) or 2.5GiB (2^30) as bytes; ConfigError for anything else."""
+    match = re.fullmatch(r"\s*([-+\d.e_]+|[-+]?(?:nan|inf))\s*([kmgt]?)(i?)b?\s*", text, re.I)
+    try:
+        number = float(match[1])
+    except (TypeError, ValueError):
+        raise ConfigError(f"{text!r} is no size.", next_step="write 2.5e9, 2.5GB or 2.5GiB") from None
+    power = " kmgt".index(match[2].lower() or " ")
+    return number * (1024 if match[3] else 1000) ** power
 
 
 def prediction(

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterator
+from datetime import datetime
 
 from kvlab import engine
 from kvlab.errors import KvlabError, StoreError
@@ -51,35 +53,72 @@ class Quiet:
         self._handle.close()
 
 
-def take_machine() -> Quiet:
-    """The right to measure. Raises KvlabError where another measurement holds the computer alone."""
+def take_machine(what: str = "") -> Quiet:
+    """The right to measure `what`. Raises KvlabError where another measurement holds the computer alone."""
     turns = os.environ.get(TURNS) == "1"
+    handle = _open()
+    if not turns:
+        _claim_alone(handle)
+        _sign(handle, what)
+    return Quiet(handle, turns)
+
+
+def refuse_second() -> None:
+    """Raises KvlabError where another measurement holds the computer alone; takes nothing itself."""
+    if os.environ.get(TURNS) != "1":
+        handle = _open()
+        _claim_alone(handle)
+        handle.close()
+
+
+def measuring() -> str | None:
+    """What is being measured on this computer, in words; None where nothing is."""
+    handle = _open()
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(handle)
+    finally:
+        handle.close()
+    return None
+
+
+def _open():
     path = engine.cache_dir() / "measuring.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a+")
+        return path.open("a+")
     except OSError as error:
         raise StoreError(
             f"The cache folder {path.parent} cannot be written: {error}",
-            cause="the home folder is missing or read-only",
+            cause="the home folder is missing, read-only or full, or KVLAB_CACHE names something else than a folder",
             next_step="set KVLAB_CACHE to a folder that can be written",
         ) from None
-    if not turns:
-        _claim_alone(handle)
-    return Quiet(handle, turns)
 
 
 def _claim_alone(handle) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        handle.seek(0)
-        owner = handle.read().strip() or "unknown"
+        owner = _owner(handle)
         handle.close()
         raise KvlabError(
-            f"Another measurement runs on this computer (process {owner}); the two would disturb each other.",
-            next_step="wait for it, or close the notebook or command that holds it; then run this again",
+            f"Another measurement runs on this computer ({owner}); the two would disturb each other.",
+            "another terminal, or a notebook that is still open: it holds the computer until its last cell has run",
+            "look at it with kvlab ps; wait for it, or end it there; then run this again. --mode replay needs no quiet",
         ) from None
+
+
+def _sign(handle, what: str) -> None:
     handle.truncate(0)
-    handle.write(str(os.getpid()))
+    since = datetime.now().strftime("%H:%M:%S")
+    handle.write(f"process {os.getpid()}{f', {what}' if what else ''}, since {since}")
     handle.flush()
+
+
+def _owner(handle) -> str:
+    """What the holder has written; one that takes turns writes nothing, and what a dead one wrote is not believed."""
+    handle.seek(0)
+    text = handle.read().strip()
+    match = re.match(r"process (\d+)\b", text)
+    return text if match and os.path.exists(f"/proc/{match[1]}") else "sections that take turns"

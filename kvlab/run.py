@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import difflib
+import gc
 import io
+import logging
+import math
 import os
 import re
 import time
@@ -13,6 +17,7 @@ from typing import Any
 
 from kvlab import errors, store
 from kvlab.errors import ConfigError, KvlabError, NotebookError
+from kvlab.files import disk_errors, explained
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 TYPES: dict[str, type | tuple[type, ...]] = {
@@ -21,6 +26,9 @@ TYPES: dict[str, type | tuple[type, ...]] = {
     "float": (int, float),
     "bool": bool,
     "list": list,
+    "list[int]": list,
+    "list[str]": list,
+    "list[list[int]]": list,
     "dict": dict,
 }
 
@@ -41,13 +49,25 @@ def notebook_of(section: str) -> Path:
     """The notebook of a section, also by its file name; raises ConfigError naming the known ones."""
     known = notebooks()
     name = re.sub(r"^\d\d_", "", Path(section).stem)
+    require_notebooks()
     if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
         raise ConfigError(
             f"There is no section {section!r}.",
-            cause=None if known else "the notebooks folder was not found from here; run this inside the repository",
+            cause=f"did you mean {near[0]}?" if near else None,
             next_step=f"use one of: {', '.join(known)}",
         )
     return known[name]
+
+
+def require_notebooks() -> None:
+    """ConfigError where there is no notebook, with the folder in which they were looked for."""
+    if not notebooks():
+        raise ConfigError(
+            f"No notebooks were found from here: {folder()} {'holds none' if folder().is_dir() else 'does not exist'}.",
+            "they were removed, or kvlab is called outside of its repository",
+            "call it in the repository of kvlab, or restore them there: git checkout -- notebooks",
+        )
 
 
 def parameters(path: Path) -> dict[str, dict[str, Any]]:
@@ -77,6 +97,29 @@ def check_parameters(path: Path, given: dict[str, Any]) -> None:
                 f"{path.name}: {name} is {value!r}, a {type(value).__name__}; it must be a {declared[name]['type']}.",
                 next_step=f"its default is {declared[name]['default']}",
             )
+        for item in [value] if not isinstance(value, list) else _flat(value):
+            if why := _why_wrong(item, declared[name]["type"], inside=isinstance(value, list)):
+                raise ConfigError(
+                    f"{path.name}: {name} is {value!r}, and {item!r} {why}.",
+                    next_step=f"its help says: {declared[name]['help']}",
+                )
+
+
+def _flat(value: Any) -> list[Any]:
+    return [inner for item in value for inner in _flat(item)] if isinstance(value, list) else [value]
+
+
+def _why_wrong(item: Any, kind: str, *, inside: bool) -> str | None:
+    """Counts, lengths and rates are never negative, and 0 means "the profile's" outside of a list only."""
+    if "[int]" in kind and (isinstance(item, bool) or not isinstance(item, int)):
+        return "is no whole number"
+    if "[str]" in kind and not isinstance(item, str):
+        return "is no text"
+    if isinstance(item, (int, float)) and not math.isfinite(item):
+        return "is not finite"
+    if isinstance(item, (int, float)) and not isinstance(item, bool) and item < (1e-12 if inside else 0):
+        return "must be above 0" if inside else "must be 0 or more"
+    return "is too large" if isinstance(item, int) and item > 2**62 else None
 
 
 def parse_parameter(text: str) -> tuple[str, Any]:
@@ -101,10 +144,11 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
     from papermill.exceptions import PapermillExecutionError
 
     check_parameters(path, given)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(f"The executed notebook {_short(out)}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        with _kernel_environment():
+        with _kernel_environment(), _silent_loggers():
             papermill.execute_notebook(
                 str(path),
                 str(out),
@@ -119,10 +163,10 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
     except PapermillExecutionError as error:
         if error.ename == "KeyboardInterrupt":
             raise KeyboardInterrupt from None
-        raise NotebookError(
-            f"{path.name} stopped in cell {error.exec_count} (see {_short(out)}): {_last_words(error)}\n"
-            "What was measured before is kept; running again resumes."
-        ) from None
+        said = f"{path.name} stopped in cell {error.exec_count} (see {_short(out)}): {_last_words(error)}"
+        if _is_ours(error.ename, ConfigError):
+            raise ConfigError(said) from None
+        raise NotebookError(f"{said}\nWhat was measured before is kept; running again resumes.") from None
     except (DeadKernelError, CellTimeoutError) as error:
         kind = "its kernel died" if isinstance(error, DeadKernelError) else f"a cell took longer than {timeout_s:.0f} s"
         raise NotebookError(
@@ -130,6 +174,8 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
             cause="out of memory, or the kernel was killed" if isinstance(error, DeadKernelError) else None,
             next_step="`kvlab ps` shows what still runs; what was measured is kept, and running again resumes",
         ) from None
+    except OSError as error:
+        raise explained(error, f"The executed notebook {_short(out)}") from None
     return time.monotonic() - began
 
 
@@ -152,12 +198,30 @@ def _kernel_environment():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
+@contextlib.contextmanager
+def _silent_loggers():
+    """What nbclient and asyncio log about a kernel that died is in the error already."""
+    loggers = [logging.getLogger(name) for name in ("traitlets", "papermill", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+        gc.collect()  # tasks that asyncio would complain about later
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def _last_words(error) -> str:
     """The message of the cell's exception, without traceback and colours; with its kind where it is not ours."""
     value = re.sub(r"\x1b\[[0-9;]*m", "", str(error.evalue)).strip()
-    kind = getattr(errors, error.ename, None)
-    ours = isinstance(kind, type) and issubclass(kind, KvlabError)
-    return value if ours else f"{error.ename}: {value}"
+    return value if _is_ours(error.ename, KvlabError) else f"{error.ename}: {value}"
+
+
+def _is_ours(name: str, kind: type[KvlabError]) -> bool:
+    found = getattr(errors, name, None)
+    return isinstance(found, type) and issubclass(found, kind)
 
 
 def _short(path: Path) -> str:

@@ -5,8 +5,10 @@ A run appears whole or not at all, and an older run of the same id is lost only 
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import gzip
+import io
 import json
 import os
 import re
@@ -21,7 +23,7 @@ import pandas as pd
 
 from kvlab import provenance, tables
 from kvlab.errors import SchemaError, StoreError
-from kvlab.files import disk_errors, locked, sync_folder, write_synced
+from kvlab.files import LOCK, disk_errors, locked, sync_folder, write_synced
 from kvlab.files import write_text as write_text  # offered here too: callers write beside the runs
 from kvlab.manifest import FIELDS, complete
 from kvlab.privacy import scrub
@@ -69,9 +71,30 @@ def figures_dir(machine: str) -> Path:
 
 
 def machines() -> list[str]:
-    """Every machine with claims or runs under the data folder, in alphabetical order."""
-    folders = sorted(p for p in root().glob("*") if re.fullmatch(MACHINE, p.name))
-    return [p.name for p in folders if (p / "claims.csv").is_file() or any(p.glob("*/*/run.json"))]
+    """Every machine with a measured claim or a valid run under the data folder, in alphabetical order."""
+    folders = sorted(p for p in root().glob("*") if re.fullmatch(MACHINE, p.name) and p.is_dir())
+    return [p.name for p in folders if _has_measured_claim(p / "claims.csv") or _has_valid_run(p)]
+
+
+def _has_measured_claim(path: Path) -> bool:
+    """Whether a table of claims holds one that was measured; a file that cannot be read counts, so that it is named."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(path.read_text()))) if path.is_file() else []
+    except (OSError, ValueError, csv.Error):
+        return True
+    return any(row.get("state", "measured") == "measured" for row in rows)
+
+
+def _has_valid_run(machine: Path) -> bool:
+    return any('"valid": true' in path.read_text(errors="replace") for path in machine.glob("*/[!.]*/run.json"))
+
+
+def forget_attempt(machine: str) -> None:
+    """Removes the folder of a machine of which nothing is stored but numbers computed before an attempt that failed."""
+    folder = machine_dir(machine)
+    files = [path for path in folder.rglob("*") if not path.is_dir()]
+    if folder.is_dir() and all(path.name in ("computed.json", LOCK) for path in files):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def default_replay_machine() -> str:

@@ -7,6 +7,7 @@ PARAMETERS = """\
 X: int = 1  # a number
 NAME: str = 'a'  # a word
 CELLS: list = []  # a list
+COUNTS: list[int] = []  # whole numbers
 RATE: float = 1.0  # a rate"""
 COMMON = """\
 PROFILE: str = "auto"  # a profile

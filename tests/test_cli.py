@@ -1,10 +1,13 @@
 import json
+import shutil
+import subprocess
+import sys
 
 import pytest
 from notebooks_for_tests import COMMON, notebook, printed
 from typer.testing import CliRunner
 
-from kvlab import profile
+from kvlab import __version__, profile
 from kvlab.cli import app
 
 PARAMETERS = COMMON + "\nCLIENTS: list = []  # a list"
@@ -49,7 +52,11 @@ def test_check_says_what_is_here_and_what_would_be_measured():
 def test_check_says_when_the_profile_does_not_fit_this_machine(monkeypatch):
     monkeypatch.setattr("kvlab.provenance.gpus", lambda: [])
     code, told, _ = call("check", "--profile", "h200")
-    assert code == 0 and "needs a GPU of at least 16 GiB; no NVIDIA GPU is visible" in told
+    assert (
+        code == 2
+        and "cannot be measured here" in told
+        and "needs a GPU of at least 16 GiB; no NVIDIA GPU is visible" in told
+    )
 
 
 def test_a_model_is_computed_to_the_block():
@@ -97,6 +104,42 @@ def test_what_cannot_be_computed_is_one_error(words, message):
 @pytest.mark.parametrize("option", ["--block-size", "--input-tokens", "--output-tokens", "--tensor-parallel"])
 def test_sizes_below_one_are_refused(option):
     assert call("predict", "Qwen3-1.7B", option, "0")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [("2.5GB", "2,500,000,000"), ("2.5GiB", "2,684,354,560"), ("1gib", "1,073,741,824")]
+)
+def test_a_size_may_carry_its_unit(size, shown):
+    code, told, _ = call("predict", "Qwen3-1.7B", "--kv-bytes", size)
+    assert code == 0 and f"{shown} bytes" in told
+
+
+@pytest.mark.parametrize("size", ["2.5 gigs", "", "GB", "1e", "--", "2.5XB"])
+def test_what_is_no_size_is_refused(size):
+    code, _, error = call("predict", "Qwen3-1.7B", f"--kv-bytes={size}")
+    assert code == 2 and "is no size" in error and "2.5GiB" in error
+
+
+def test_the_version_is_told():
+    assert call("--version") == (0, f"kvlab {__version__}\n", "")
+
+
+def test_check_runs_the_checks_of_measure(project, monkeypatch):
+    monkeypatch.setattr("kvlab.engine.installed_build", lambda: ("cpu", "0.31.0"))
+    assert "Nothing stands against it" in call("check", "--profile", "cpu-tiny")[1]
+    text = (profile.FOLDER / "cpu-tiny.toml").read_text()
+    (project / "own.toml").write_text(text.replace('model = "tiny"', 'model = "./none"'))
+    code, told, _ = call("check", "--profile", "own.toml")
+    assert code == 2 and "There is no model folder" in told and "cannot be measured here" in told
+    assert call("measure", "one", "--profile", "own.toml")[0] == 2
+
+
+@pytest.mark.parametrize("words", [["check"], ["measure", "one"], ["report"]])
+def test_missing_notebooks_are_named(project, monkeypatch, words):
+    shutil.rmtree(project / "notebooks")
+    monkeypatch.setattr("kvlab.run.FOLDER", project / "notebooks")
+    code, _, error = call(*words)
+    assert code == 2 and str(project / "notebooks") in error and "does not exist" in error and "git checkout" in error
 
 
 # -- measuring ----------------------------------------------------------------------------------------------------
@@ -177,10 +220,73 @@ def test_a_replay_without_any_data_says_so(project):
     assert code == 1 and "No runs are stored" in error and "Next:" in error
 
 
-def test_outside_of_a_project_nothing_is_guessed(project, monkeypatch):
-    monkeypatch.setattr("kvlab.run.notebooks", dict)
-    code, _, error = call("report", "--machine", "mine")
-    assert code == 2 and "No notebooks were found" in error
+@pytest.mark.parametrize("words", [["report"], ["measure", "one"]])
+def test_a_replay_of_a_machine_without_runs_is_refused(project, words):
+    code, _, error = call(*words, "--mode", "replay", "--machine", "mine")
+    assert code == 2 and "Nothing was measured on the machine mine" in error
+    assert "kvlab measure kv_capacity --machine mine" in error and not (project / "data").exists()
+    assert call("measure", "one", "--mode", "replay", "--machine", "mine", "--allow-empty")[0] == 0
+
+
+def test_a_failed_attempt_leaves_no_machine_behind(project):
+    computed = (
+        "from kvlab import store\nstore.write_text(store.machine_dir(MACHINE) / 'one' / 'computed.json', '{}')\n1 / 0"
+    )
+    notebook(project / "notebooks" / "01_one.ipynb", computed, parameters=PARAMETERS)
+    assert call("measure", "one", "--machine", "mine")[0] == 1
+    assert not (project / "data" / "mine").exists()
+
+
+HOLDER = "from kvlab import quiet; lock = quiet.take_machine('section load'); print('held', flush=True); input()"
+
+
+def test_a_second_measurement_is_refused_before_it_begins_and_can_be_looked_at(project):  # pitfall 10
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        for words in (["measure", "one"], ["report"], ["measure", "one", "--together"]):
+            code, _, error = call(*words, "--machine", "mine")
+            assert code == 1 and f"process {other.pid}, section load" in error and "kvlab ps" in error
+        assert f"process {other.pid}, section load" in call("ps")[1] and not started(project)
+        other.kill()
+    assert call("measure", "one", "--machine", "mine")[0] == 0
+    assert "measuring" not in call("ps")[1]
+
+
+def test_a_measurement_says_what_it_does_and_where_its_results_are(project):
+    code, told, _ = call("measure", "one", "two", "--machine", "mine")
+    assert code == 0 and "[1/2] one: measures" in told and "[2/2] two: measures" in told
+    for place in ("data/mine/claims.csv", "_build/notebooks/01_one.ipynb", "kvlab report --mode replay --machine mine"):
+        assert place in told
+
+
+@pytest.mark.parametrize("value", ["[0,-1]", "['a']", "[nan]", "[1e400]", "[[1,-2]]", "[None]"])
+def test_absurd_values_in_a_list_stop_before_anything_starts(project, value):
+    declared = PARAMETERS.replace("CLIENTS: list", "CLIENTS: list[int]")
+    notebook(project / "notebooks" / "01_one.ipynb", "1", parameters=declared)
+    code, _, error = call("measure", "one", "-p", f"CLIENTS={value}")
+    assert code == 2 and "CLIENTS" in error and "Traceback" not in error and not started(project)
+
+
+def test_a_data_folder_that_cannot_be_written_is_refused_with_its_cause(project, monkeypatch):
+    (project / "file").write_text("")
+    monkeypatch.setenv("KVLAB_DATA", str(project / "file"))
+    code, _, error = call("measure", "one", "--machine", "mine")
+    assert code == 1 and "a file stands where a folder is needed" in error and "KVLAB_DATA" in error
+
+
+def test_claims_that_cannot_be_read_are_set_aside_and_named(project):
+    write = (
+        "from kvlab import claims, store\n"
+        "claim = claims.claim('one', 'n', computed=1.0, unit='count')\n"
+        "claims.write_section(store.machine_dir(MACHINE), 'one', [claim])"
+    )
+    notebook(project / "notebooks" / "01_one.ipynb", write, parameters=PARAMETERS)
+    (project / "data" / "mine").mkdir(parents=True)
+    (project / "data" / "mine" / "claims.csv").write_bytes(b"\xff\x00 broken")
+    code, _, error = call("measure", "one", "--machine", "mine")
+    (aside,) = (project / "data" / "mine").glob("claims.broken-*.csv")
+    assert code == 0 and aside.name in error and "--mode replay" in error and aside.read_bytes() == b"\xff\x00 broken"
+    assert "one/n" in (project / "data" / "mine" / "claims.csv").read_text()
 
 
 def test_data_of_a_newer_layout_is_refused(project):

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from notebooks_for_tests import COMMON, notebook, outputs, printed
 
 from kvlab import run
-from kvlab.errors import ConfigError, NotebookError
+from kvlab.errors import ConfigError, NotebookError, StoreError
 from kvlab.fake_server import FakeServer
 
 ROOT = Path(run.__file__).resolve().parent.parent
@@ -34,6 +35,14 @@ def leaves_a_mark(tmp_path):
         ({"X": True}, "must be a int"),
         ({"NAME": 5}, "must be a str"),
         ({"CELLS": "[1]"}, "must be a list"),
+        ({"CELLS": [0, -1]}, "CELLS is [0, -1], and 0 must be above 0"),
+        ({"CELLS": [[8, float("nan")]]}, "nan is not finite"),
+        ({"CELLS": [10**30]}, "is too large"),
+        ({"COUNTS": ["a"]}, "'a' is no whole number"),
+        ({"COUNTS": [1, True]}, "True is no whole number"),
+        ({"COUNTS": [1.5]}, "1.5 is no whole number"),
+        ({"X": -1}, "-1 must be 0 or more"),
+        ({"RATE": float("inf")}, "inf is not finite"),
         ({"RATE": "fast"}, "must be a float"),
         ({"RATE": False}, "must be a float"),
     ],
@@ -76,12 +85,13 @@ def test_what_is_no_parameter(text):
 # -- what a run does with failures --------------------------------------------------------------------------------
 
 
-def test_a_killed_kernel_is_an_error_within_seconds(tmp_path):  # pitfall 39
+def test_a_killed_kernel_is_an_error_within_seconds(tmp_path, capfd, caplog):  # pitfall 39
     path = notebook(tmp_path / "nb.ipynb", "print('before')", "import os; os.kill(os.getpid(), 9)", "print('after')")
     began = time.monotonic()
     with pytest.raises(NotebookError, match="its kernel died"):
         run.execute(path, {}, tmp_path / "out.ipynb")
     assert time.monotonic() - began < 15
+    assert capfd.readouterr() == ("", "") and not caplog.records  # nothing stands before our error
     assert "before" in printed(tmp_path / "out.ipynb") and "after" not in printed(tmp_path / "out.ipynb")
 
 
@@ -103,6 +113,32 @@ def test_an_explained_error_reaches_the_reader_as_it_was_written(tmp_path):
     assert "after" not in printed(tmp_path / "out.ipynb")
 
 
+def test_bad_input_found_in_a_cell_is_bad_input(tmp_path):
+    wrong = "from kvlab.config import LoadConfig\nLoadConfig(requests=0, input_tokens=8, output_tokens=1)"
+    with pytest.raises(ConfigError, match="requests: must be greater than 0, not 0") as caught:
+        run.execute(notebook(tmp_path / "nb.ipynb", wrong), {}, tmp_path / "out.ipynb")
+    assert "kept" not in str(caught.value) and "nb.ipynb stopped in cell" in str(caught.value)
+
+
+def test_an_explained_error_is_shown_without_its_traceback(tmp_path):
+    raises = "from kvlab.errors import ServerDied\nraise ServerDied('It died.', 'no memory', 'free some')"
+    with pytest.raises(NotebookError):
+        run.execute(notebook(tmp_path / "nb.ipynb", raises), {}, tmp_path / "out.ipynb")
+    (shown,) = [o for o in outputs(tmp_path / "out.ipynb") if o.output_type == "error"]
+    assert shown.traceback == ["It died.", "Likely cause: no memory", "Next: free some"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_notebook_that_cannot_be_stored_is_one_error(tmp_path, monkeypatch, number):
+    def full(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("papermill.execute_notebook", full)
+    with pytest.raises(StoreError, match=r"executed notebook .*out.ipynb could not be stored") as caught:
+        run.execute(notebook(tmp_path / "nb.ipynb", "1"), {}, tmp_path / "out.ipynb")
+    assert "Likely cause" in str(caught.value) and "Next:" in str(caught.value)
+
+
 def test_any_other_error_is_named_by_its_kind(tmp_path):
     path = notebook(tmp_path / "nb.ipynb", "{}['missing']")
     with pytest.raises(NotebookError, match="KeyError: 'missing'"):
@@ -118,6 +154,7 @@ def test_ctrl_c_ends_the_kernel_and_says_so(tmp_path):  # pitfall 26
     child = subprocess.Popen(
         command,
         cwd=tmp_path,
+        env=os.environ | {"KVLAB_CACHE": str(tmp_path / "cache"), "KVLAB_DATA": str(tmp_path / "data")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -351,13 +351,33 @@ def test_the_variable_wins(monkeypatch, tmp_path):
     assert store.root() == tmp_path / "big-disk"
 
 
-def test_machines_are_those_with_runs_or_claims(data):
+def test_machines_are_those_of_which_something_was_measured(data):
     save(machine="cpu-tiny")
-    (data / "article").mkdir()
-    (data / "article" / "claims.csv").write_text("")
+    texts = {
+        "article/claims.csv": "id,state\na,computed\nb,measured\n",
+        "broken/claims.csv": "\x00\n\x00",
+        "replayed/claims.csv": "id,state\na,not measured\nb,failed\n",
+        "tried/load/computed.json": "{}",
+    }
+    for name, text in texts.items():
+        (data / name).parent.mkdir(parents=True)
+        (data / name).write_text(text)
+    save(machine="refused", valid=False)
     (data / "empty").mkdir()
-    assert store.machines() == ["article", "cpu-tiny"]
+    (data / "file").write_text("")
+    assert store.machines() == ["article", "broken", "cpu-tiny"]
     assert store.default_replay_machine() == "cpu-tiny"
+
+
+def test_what_a_failed_attempt_leaves_is_removed_and_nothing_else(data):
+    save(machine="kept")
+    for name in ("tried", "claimed"):
+        (data / name / "load").mkdir(parents=True)
+        (data / name / "load" / "computed.json").write_text("{}")
+    (data / "claimed" / "claims.csv").write_text("")
+    for name in ("kept", "tried", "claimed", "nowhere"):
+        store.forget_attempt(name)
+    assert {path.name for path in data.iterdir()} == {"kept", "claimed"}
 
 
 def test_a_replay_without_any_run_says_what_to_do():

@@ -1,0 +1,190 @@
+"""Sections as the command line runs them: checked first, then executed, and each one's progress told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+from kvlab import batch, measure, overview, profile, quiet, ready, run, store
+from kvlab.errors import ConfigError, NotebookError
+from kvlab.invocation import as_typed
+
+BUILD = Path("_build")
+
+
+def execute(
+    sections: list[str],
+    profile_name: str,
+    machine: str,
+    mode: str,
+    base_url: str,
+    param: list[str],
+    *,
+    go_on: bool = False,
+    allow_empty: bool = False,
+) -> tuple[str, dict[str, float], dict[str, str]]:
+    """Executes the notebooks; returns the machine, seconds a section, and failures a section (only with `go_on`).
+
+    Everything that is known to fail is one error before the first notebook. `allow_empty`: a replay may show a machine
+    on which nothing was measured.
+    """
+    run.require_notebooks()
+    paths = list(dict.fromkeys(run.notebook_of(section) for section in sections))
+    if mode == "replay" and not machine and not base_url:
+        machine = store.default_replay_machine()
+    lab = measure.open_lab(_name(paths[0]), profile_name=profile_name, machine=machine, mode=mode, base_url=base_url)
+    common = {"PROFILE": _everywhere(profile_name, lab), "MACHINE": lab.machine, "MODE": mode, "BASE_URL": base_url}
+    given = common | _own(param, common)
+    for path in paths:
+        run.check_parameters(path, given)
+    if mode == "replay":
+        if not allow_empty:
+            _refuse_empty(lab.machine)
+    else:
+        ready.require(lab)
+    text = lab.profile.model_dump_json() + json.dumps({name: given[name] for name in sorted(set(given) - set(common))})
+    todo = batch.unfinished(paths, given, BUILD, text)
+    if todo:
+        quiet.refuse_second()
+    progress = _Progress(lab, mode, paths, todo)
+    progress.start()
+    try:
+        timings, failures = batch.execute(
+            paths,
+            given,
+            BUILD,
+            text,
+            go_on=go_on,
+            begun=progress.begun,
+            told=progress.told,
+            progress=sys.stderr.isatty(),
+        )
+    finally:
+        progress.warn()
+        if mode != "replay":
+            store.forget_attempt(lab.machine)
+    return lab.machine, timings, failures
+
+
+def together(sections: list[str], profile_name: str, machine: str, mode: str, base_url: str, param: list[str]) -> None:
+    """A process a section, all at once; they take turns at measuring. Raises NotebookError naming those that failed."""
+    names = list(dict.fromkeys(_name(run.notebook_of(section)) for section in sections))
+    if mode != "replay":
+        quiet.refuse_second()
+    options = ["--profile", profile_name, "--mode", mode, *(f"--param={text}" for text in param)]
+    options += ["--machine", machine] if machine else []
+    options += ["--base-url", base_url] if base_url else []
+    command = [sys.executable, "-m", "kvlab.cli", "measure"]
+    environment = os.environ | {quiet.TURNS: "1"}
+    started = {name: subprocess.Popen([*command, name, *options], env=environment) for name in names}
+    try:
+        failed = [name for name, process in started.items() if process.wait() != 0]
+    except KeyboardInterrupt:  # each process has heard it too, and says what it keeps
+        for process in started.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+        raise
+    if failed:
+        raise NotebookError(
+            f"{len(failed)} of {len(names)} sections failed: {', '.join(failed)}.",
+            cause="each one's own message stands above",
+            next_step="the same command resumes; without --together they run one after another",
+        )
+
+
+def results(machine: str, names: list[str]) -> str:
+    """Where the results of a finished command lie."""
+    notebooks = [os.path.relpath(BUILD / "notebooks" / run.notebook_of(name).name) for name in names]
+    lines = [
+        f"claims     {_short(store.machine_dir(machine) / 'claims.csv')}",
+        f"notebooks  {', '.join(notebooks)}",
+        f"report     kvlab report --mode replay --machine {machine}",
+    ]
+    return as_typed("\n".join(lines))
+
+
+class _Progress:
+    """Says before each section what it does and how long it may take, and after it what there is."""
+
+    def __init__(self, lab: measure.Lab, mode: str, paths: list[Path], todo: list[Path]):
+        self.lab, self.mode, self.paths = lab, mode, paths
+        self.left_s = {_name(path): overview.estimate(_name(path), lab.profile.name)[0] for path in todo}
+        self.broken = self._set_aside()
+
+    def start(self) -> None:
+        typer.echo(f"machine {self.lab.machine}, profile {self.lab.profile.name}, mode {self.mode}")
+        if self.mode == "replay":
+            stored = ", ".join(name for name in store.machines() if name != measure.PUBLISHED)
+            typer.echo(f"stored machines: {stored} (--machine, or MACHINE= with make, chooses)")
+
+    def begun(self, section: str, measures: bool) -> None:
+        place = [_name(path) for path in self.paths].index(section) + 1
+        if measures:
+            typer.echo(f"[{place}/{len(self.paths)}] {section}: measures what is missing{self._left()}")
+
+    def told(self, section: str, seconds: float | None) -> None:
+        self.left_s.pop(section, None)
+        runs = store.list_runs(self.lab.machine, section)
+        invalid = sum(not r.valid for r in runs)
+        stored = f"   {len(runs)} runs stored" + (f", {invalid} of them not valid" if invalid else "") if runs else ""
+        typer.echo(f"  {section:<16} " + ("failed" if seconds is None else f"{seconds:6.1f} s{stored}"))
+
+    def warn(self) -> None:
+        for name in sorted(self._set_aside() - self.broken):
+            path = _short(store.machine_dir(self.lab.machine) / name)
+            others = as_typed(f"kvlab report --mode replay --machine {self.lab.machine}")
+            typer.secho(
+                f"claims.csv could not be read and is set aside as {path}.\n"
+                f"Next: {others} writes the claims of all sections anew, from their runs",
+                err=True,
+                fg="yellow",
+            )
+
+    def _left(self) -> str:
+        known = [seconds for seconds in self.left_s.values() if seconds]
+        if not known:
+            return ""
+        unknown = "" if len(known) == len(self.left_s) else ", some sections unknown"
+        return f"; at most {sum(known) / 60:.1f} minutes left, going by earlier runs of this profile{unknown}"
+
+    def _set_aside(self) -> set[str]:
+        return {path.name for path in store.machine_dir(self.lab.machine).glob("claims.broken-*.csv")}
+
+
+def _name(path: Path) -> str:
+    return path.stem[3:]
+
+
+def _short(path: Path) -> str:
+    near = os.path.relpath(path)
+    return str(path) if near.startswith("..") else near
+
+
+def _everywhere(given: str, lab: measure.Lab) -> str:
+    """The profile as it is found from the notebooks' folder too: its name, or the whole path of a file."""
+    by_name = given == "auto" or given in profile.built_in()
+    return lab.profile.name if by_name else str(Path(given).expanduser().resolve())
+
+
+def _own(param: list[str], common: dict) -> dict:
+    own = dict(run.parse_parameter(text) for text in param)
+    if taken := sorted(set(own) & set(common)):
+        options = ", ".join(f"--{name.lower().replace('_', '-')}" for name in taken)
+        raise ConfigError(f"--param may not set {', '.join(taken)}.", next_step=f"use the option {options}")
+    return own
+
+
+def _refuse_empty(machine: str) -> None:
+    if not any(store.machine_dir(machine).glob("*/[!.]*/run.json")):
+        stored = ", ".join(name for name in store.machines() if name != measure.PUBLISHED) or "none"
+        raise ConfigError(
+            f"Nothing was measured on the machine {machine}: there is no run to replay under {store.root()}.",
+            f"a typing error, or it was never measured; stored machines: {stored}",
+            f"choose one (--machine, MACHINE= with make), or measure: kvlab measure kv_capacity --machine {machine}",
+        )
