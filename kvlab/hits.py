@@ -7,6 +7,7 @@ K prefixes, N workers; in blocks: P of a prefix, T of a request's own tail and o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -137,3 +138,32 @@ def hash_affinity_bound(fit: float, prefixes: int, workers: int) -> float:
 def hit_ratio_error(ratio: float, requests: int) -> float:
     """Standard deviation of a measured hit ratio of independent requests: sqrt(h (1 - h) / n)."""
     return math.sqrt(ratio * (1 - ratio) / requests)
+
+
+def first_hit_share(prefixes: int, workers: int, sent: np.ndarray) -> np.ndarray:
+    """P(hit) of the request after `sent` others, where everything fits and the warm-up sent each prefix once.
+
+    1 - (1 - 1/N)(1 - 1/(K N))^sent: it starts at 1/N, which is no law but a transient.
+    """
+    return 1 - (1 - 1 / workers) * (1 - 1 / (prefixes * workers)) ** np.asarray(sent, dtype=float)
+
+
+class Misfit(NamedTuple):
+    """How badly a model fits counted hits: chi2 over `points` independent cells, and the chance of so much or more."""
+
+    chi2: float
+    points: int
+    p_value: float
+
+
+def misfit(cells: Iterable[tuple[int, int, float]]) -> Misfit | None:
+    """From (hits, requests, ratio) of each cell; where the model says 0 or 1 there is no variance: left out."""
+    found = [((hits - n * ratio) ** 2 / (n * ratio * (1 - ratio))) for hits, n, ratio in cells if 0 < ratio < 1]
+    if not found:
+        return None
+    return Misfit(sum(found), len(found), float(stats.chi2.sf(sum(found), len(found))))
+
+
+def requests_to_tell_apart(one: float, other: float) -> int:
+    """Requests after which two ratios differ by 1.96 standard deviations of a measured one."""
+    return math.ceil(one * (1 - one) * (1.96 / (one - other)) ** 2)
