@@ -31,7 +31,7 @@ lint: install-light ## ruff over code and notebooks
 	$(BIN)/ruff check . && $(BIN)/ruff format --check kvlab tests tools
 
 lab: install ## open JupyterLab on the notebooks
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 install: install-light ## .venv with vLLM: the CUDA build where an NVIDIA GPU is visible, else the CPU build
 	@$(BIN)/python tools/install_engine.py --engine $(ENGINE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 import urllib.error
 import urllib.request
@@ -72,20 +73,39 @@ def call(endpoint: Endpoint, path: str, body: Any = None, *, post: bool = False,
 def served_models(endpoint: Endpoint, timeout_s: float = 10.0) -> list[dict[str, Any]]:
     """The entries of /v1/models; ServerError if the answer is none. OSError if nobody answers."""
     status, text = call(endpoint, "/v1/models", timeout_s=timeout_s)
+    refuse_locked(endpoint, status)
+    models = parse_object(text).get("data")
+    if status != 200 or not isinstance(models, list):
+        raise ServerError(
+            f"{endpoint.base_url}/v1/models answers HTTP {status}: {gist(text)}",
+            "it is no OpenAI-compatible server, or the address has a wrong path",
+            "give the address without /v1, such as http://127.0.0.1:8000; curl shows what answers there",
+        )
+    return [model for model in models if isinstance(model, dict)]
+
+
+def refuse_locked(endpoint: Endpoint, status: int) -> None:
+    """ServerError where the answer says that the API key is missing or wrong."""
     if status in (401, 403):
         raise ServerError(
             f"{endpoint.base_url} refuses the request (HTTP {status})",
             "it wants an API key" if endpoint.api_key is None else "the API key is not accepted",
             "export KVLAB_API_KEY=... with the server's key",
         )
-    models = parse_object(text).get("data")
-    if status != 200 or not isinstance(models, list):
-        raise ServerError(
-            f"{endpoint.base_url}/v1/models answers HTTP {status}: {text[:200]!r}",
-            "it is no OpenAI-compatible server, or the address has a wrong path",
-            "give the address without /v1, such as http://127.0.0.1:8000",
-        )
-    return [model for model in models if isinstance(model, dict)]
+
+
+def gist(text: str) -> str:
+    """What an answer says, in one short line: the message of an error, the title of a web page, or its beginning."""
+    if not text.strip():
+        return "nothing"
+    if re.match(r"\s*<(?:!doctype|html|\?xml|head|body|h1)\b", text, re.I):
+        title = re.search(r"<(?:title|h1)[^>]*>([^<]+)<", text, re.I)
+        return f"a web page titled {' '.join(title[1].split())[:80]!r}" if title else "a web page"
+    found = parse_object(text)
+    error = found.get("error") or found.get("detail") or found.get("message")
+    said = error.get("message") if isinstance(error, dict) else error
+    plain = " ".join((said if isinstance(said, str) else text).split())
+    return repr(plain if len(plain) <= 160 else f"{plain[:157]}...")
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -186,7 +206,7 @@ def _reset_and_probe(endpoint: Endpoint, prompt: list[int]) -> None:
 def _cached_tokens(endpoint: Endpoint, prompt: list[int]) -> int:
     status, answer = complete(endpoint, prompt)
     if not answers(status, answer):
-        raise ServerError(f"The probe of the prefix cache failed with HTTP {status}: {str(answer)[:300]}")
+        raise ServerError(f"The probe of the prefix cache failed with HTTP {status}: {gist(json.dumps(answer))}")
     cached = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
     if cached is None:
         raise ServerError(
@@ -211,7 +231,7 @@ def _post_reset(endpoint: Endpoint) -> None:
             return
         time.sleep(0.2)
     raise ServerError(
-        f"The server did not reset its prefix cache: HTTP {status}, {text[:200]!r}",
+        f"The server did not reset its prefix cache: HTTP {status}, {gist(text)}",
         "requests are still running, and hold blocks",
         "wait until no request is running, or restart the server",
     )

@@ -151,6 +151,7 @@ def _probed_vocab(endpoint: Endpoint) -> tuple[int, int]:
             answer = control.complete(endpoint, [high - 1])
         except OSError as error:
             raise ServerError(f"{endpoint.base_url} lists its model but answers no completion: {error}") from None
+        control.refuse_locked(endpoint, answer[0])
         if control.answers(*answer):
             return min(control.GUESSED_VOCAB[0], high // 4), high
     return control.GUESSED_VOCAB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from IPython.display import Markdown, display
 
@@ -19,13 +20,15 @@ def show(*sentences: str | None) -> None:
 
 def residuals(claims: Iterable[Claim], *, exact: Iterable[str] = (), tolerance: float | None = None) -> str | None:
     """How many predictions held, and which did not: `exact` quantities to the last digit, others to `tolerance`."""
-    exact = set(exact)
+    exact, claims = set(exact), list(claims)
     compared = [c for c in claims if c.computed is not None and c.measured is not None]
     if tolerance is None:
         compared = [c for c in compared if c.quantity in exact]
     off = [c for c in compared if not _holds(c, c.quantity in exact, tolerance or 0.0)]
     if not compared:
-        return "No prediction can be compared: nothing was measured."
+        none = any(c.measured is not None for c in claims)
+        why = "what was measured has no prediction" if none else "nothing was measured"
+        return f"No prediction can be compared: {why}."
     rule = " and ".join(
         part
         for part in (
@@ -43,13 +46,32 @@ def residuals(claims: Iterable[Claim], *, exact: Iterable[str] = (), tolerance: 
     return sentence
 
 
-def _holds(claim: Claim, exactly: bool, tolerance: float) -> bool:
+def _holds(claim: Claim | Compared, exactly: bool, tolerance: float) -> bool:
     if exactly:
         return math.isclose(claim.measured, claim.computed, rel_tol=0, abs_tol=1e-9)
     if claim.measured == claim.computed or (claim.residual is not None and abs(claim.residual) <= tolerance):
         return True
     inside = claim.ci_low is not None and claim.ci_high is not None and claim.ci_low <= claim.computed <= claim.ci_high
     return inside
+
+
+def holds(row: Mapping[str, Any], tolerance: float) -> bool:
+    """Whether a claim's prediction holds: within the tolerance, or inside the interval of the measurement."""
+    if row["computed"] is None or row["measured"] is None:
+        return False
+    names = ("computed", "measured", "ci_low", "ci_high", "residual")
+    numbers = [None if row[name] is None else float(row[name]) for name in names]
+    return _holds(Compared(*numbers), False, tolerance)
+
+
+class Compared(NamedTuple):
+    """The numbers of a claim that a comparison reads."""
+
+    computed: float
+    measured: float
+    ci_low: float | None
+    ci_high: float | None
+    residual: float | None
 
 
 def _off_by(claim: Claim) -> str:
@@ -201,6 +223,14 @@ def not_measured(claims: Iterable[Claim]) -> str | None:
     missing = [c for c in claims if c.state in ("not measured", "failed")]
     if not missing:
         return None
-    reasons = sorted({c.reason or "no reason given" for c in missing})
+    reasons: dict[str, set[str]] = {}
+    for c in missing:
+        reasons.setdefault(c.reason or "no reason given", set()).add(c.quantity)
+    listed = [f"{_some(quantities)}: {reason}" for reason, quantities in sorted(reasons.items())]
     count = "1 claim is" if len(missing) == 1 else f"{len(missing)} claims are"
-    return f"{count} not measured: {'; '.join(reasons)}."
+    return f"{count} not measured: {'; '.join(listed)}."
+
+
+def _some(names: Iterable[str], limit: int = 4) -> str:
+    names = sorted(names)
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

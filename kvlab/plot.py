@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvlab import plot_empty, store
+from kvlab import files, plot_empty, store
 
 # Okabe and Ito's palette: told apart with any of the usual colour-vision deficiencies.
 COMPUTED = "#333333"
@@ -136,9 +136,10 @@ def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) ->
     results = list(results)
     plot_empty.say(figure, plot_empty.why(lab.machine, lab.section, results))
     folder = store.figures_dir(lab.machine)
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": "kvlab"})
-    figure.savefig(folder / f"{name}.png", metadata={"Software": "kvlab"})
+    with files.disk_errors(f"The figure {folder / name}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": "kvlab"})
+        figure.savefig(folder / f"{name}.png", metadata={"Software": "kvlab"})
     runs = [result.run.id for result in results if result.run is not None]
     about = {"notebook": lab.section, "machine": lab.machine, "runs": sorted(set(runs)), "alt": alt}
     store.write_text(folder / f"{name}.json", json.dumps(about, indent=1, sort_keys=True) + "\n")

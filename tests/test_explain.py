@@ -78,8 +78,8 @@ def test_a_difference_below_the_noise_floor_is_none():
 
 def test_what_is_missing_is_counted_with_each_reason_once():
     claims = [said("a", reason="no run"), said("b", reason="no run"), said("c", reason="it died", failed=True)]
-    assert explain.not_measured(claims) == "3 claims are not measured: it died; no run."
-    assert explain.not_measured(claims[:1]) == "1 claim is not measured: no run."
+    assert explain.not_measured(claims) == "3 claims are not measured: c: it died; a, b: no run."
+    assert explain.not_measured(claims[:1]) == "1 claim is not measured: a: no run."
     assert explain.not_measured([said("a", measured=1.0), said("b", computed=1.0)]) is None
 
 
