@@ -1,0 +1,115 @@
+"""Sentences about hits behind a service, made of claims; and what a notebook asks of runs before it makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+
+from kvlab import config, hits, l4, store
+from kvlab.claims import Claim, parse_conditions
+from kvlab.config import Cell
+from kvlab.measure import Lab, Result
+
+PLACED = ("worker", "gpu", "cores", "version", "ready_s")
+MODELS = {
+    "any": "the stack model (any part of the prefix)",
+    "token": "its share of tokens",
+    "full": "its share of whole prefixes",
+    "fit": "c ÷ K",
+    "steady": "the stack model without first touches",
+}
+
+
+def placement(results: Iterable[Result]) -> pd.DataFrame:
+    """Where the workers of the first measured run were: one row a worker, as the run has recorded it."""
+    runs = [r.run for r in results if r.run is not None]
+    workers = (runs[0].manifest["server"] or {}).get("workers") or [] if runs else []
+    return pd.DataFrame([{name: one.get(name) for name in PLACED} for one in workers], columns=list(PLACED))
+
+
+def can_measure(lab: Lab, cell: Cell) -> bool:
+    """Whether a cell with a proxy is stored, or may be measured because its proxy is there."""
+    if store.find_run(lab.machine, lab.section, config.key(cell)) is not None:
+        return True
+    family = cell.service.partition(":")[0]
+    return lab.mode != "replay" and family == "l4" and l4.find_nginx() is not None
+
+
+def within(claims: Iterable[Claim], quantity: str, of: str) -> str | None:
+    """How many points of a quantity have the computed value inside their interval, and which have not."""
+    found = [c for c in claims if c.quantity == quantity and None not in (c.measured, c.computed, c.ci_low, c.ci_high)]
+    if not found:
+        return None
+    out = [c for c in found if not c.ci_low <= c.computed <= c.ci_high]
+    sentence = f"{len(found) - len(out)} of {len(found)} points ({quantity}) have the value {of} in their 95 % interval"
+    if not out:
+        return f"{sentence}."
+    listed = "; ".join(f"{c.measured:.1%} instead of {c.computed:.1%} at {c.conditions}" for c in out)
+    expected = 0.05 * len(found)
+    chance = (
+        "one in twenty falls outside by chance" if len(out) <= max(1, 2 * expected) else "more than chance explains"
+    )
+    return f"{sentence}; outside: {listed} ({chance})."
+
+
+def foretold(claims: Iterable[Claim]) -> str | None:
+    """How many runs hit as often as the simulation of the same order and the same picks said, and the largest miss."""
+    found = [c for c in claims if c.quantity == "requests_with_hit" and None not in (c.measured, c.computed)]
+    if not found:
+        return None
+    off = sorted((c for c in found if c.measured != c.computed), key=lambda c: -abs(c.measured - c.computed))
+    exact = f"{len(found) - len(off)} of {len(found)} counts to the last hit"
+    said = f"The simulation of the same order and picks foretells {exact}"
+    if not off:
+        return f"{said}."
+    most = f"{abs(off[0].measured - off[0].computed):.0f} requests ({off[0].conditions})"
+    return (
+        f"{said}; the others differ by at most {most}: "
+        "it sends one request at a time, and requests under way together hold blocks and change the order of use."
+    )
+
+
+def more_workers(claims: Sequence[Claim], fleets: Sequence[int], concurrency: int) -> str | None:
+    """The hit ratios of the largest and the smallest fleet at the same prefixes, and the overlap of their intervals."""
+    if len(fleets) < 2:
+        return None
+    table = {}
+    for c in claims:
+        where = parse_conditions(c.conditions)
+        if c.quantity == "hit_ratio" and where.get("c") == str(concurrency) and c.ci_low is not None:
+            table[int(where["prefixes"]), int(where["workers"])] = c
+    pairs = [
+        (k, table[k, fleets[0]], table[k, fleets[-1]])
+        for k, w in sorted(table)
+        if w == fleets[0] and (k, fleets[-1]) in table
+    ]
+    if not pairs:
+        return None
+    listed = "; ".join(f"{a.measured:.1%} and {b.measured:.1%} at {k} prefixes" for k, a, b in pairs)
+    apart = [str(k) for k, a, b in pairs if a.ci_low > b.ci_high or b.ci_low > a.ci_high]
+    told = f"their intervals are apart at {', '.join(apart)} prefixes" if apart else "all their intervals overlap"
+    return f"{fleets[0]} and {fleets[-1]} workers hit {listed}: {told}."
+
+
+def told_apart(claims: Iterable[Claim]) -> str | None:
+    """Which models the counted hits exclude at p < 0.05, and which they cannot tell apart."""
+    p = {parse_conditions(c.conditions)["model"]: c.measured for c in claims if c.quantity == "model_p_value"}
+    p = {name: value for name, value in p.items() if value is not None and name in MODELS}
+    if not p:
+        return None
+    stays = [f"{MODELS[name]} (p = {value:.2g})" for name, value in p.items() if value >= 0.05]
+    falls = [f"{MODELS[name]} (p = {value:.2g})" for name, value in p.items() if value < 0.05]
+    parts = [f"excluded by the counted hits: {', '.join(falls)}"] if falls else []
+    parts += [f"not excluded: {', '.join(stays)}"] if stays else []
+    rest = "; these cannot be told apart here" if len(stays) > 1 else ""
+    return f"Of the models, {'; '.join(parts)}{rest}."
+
+
+def more_requests(ratios: Mapping[int, tuple[float, float]]) -> str | None:
+    """How many requests a point would need before c ÷ K and the stack model differ by more than chance."""
+    needed = {k: hits.requests_to_tell_apart(a, b) for k, (a, b) in ratios.items() if a != b and 0 < a < 1}
+    if not needed:
+        return None
+    listed = ", ".join(f"{n:,} at {k} prefixes" for k, n in needed.items())
+    return f"To tell c ÷ K from the stack model takes this many requests at one point: {listed}."

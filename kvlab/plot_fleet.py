@@ -1,0 +1,73 @@
+"""Pictures of several workers: hit ratios over the number of prefixes, limits of the law, hits and misses apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from kvlab import plot
+from kvlab.stats import Estimate
+
+FLEETS = {6: (plot.MEASURED, "o"), 3: (plot.HIT, "s")}
+OTHERS = ((plot.MISS, "^"), (plot.OTHER, "v"), (plot.LIMIT, "P"))
+
+
+def fleet_style(workers: int, fleets: Sequence[int]) -> tuple[str, str]:
+    """Colour and marker of a fleet: the same in every picture."""
+    unknown = [n for n in sorted(set(fleets), reverse=True) if n not in FLEETS]
+    return FLEETS.get(workers) or OTHERS[unknown.index(workers) % len(OTHERS)]
+
+
+def percent_axis(axis: Axes, label: str = "hits, % of requests") -> None:
+    """0 to 100 % on the y axis."""
+    axis.set_ylim(0, 105)
+    axis.set_ylabel(label)
+
+
+def shifted(x: Sequence[float], step: float) -> list[float]:
+    """Points that would lie on one another, moved apart on a logarithmic axis."""
+    return [value * 1.05**step for value in x]
+
+
+def hit_points(axis: Axes, found: pd.DataFrame, label: str, *, color: str, marker: str, step: float = 0) -> None:
+    """`found`: x, measured, ci_low, ci_high as ratios; drawn in percent."""
+    percent = found[["measured", "ci_low", "ci_high"]] * 100
+    x = shifted(found["x"], step)
+    columns = (percent["measured"], percent["ci_low"], percent["ci_high"])
+    plot.measured_points(axis, x, *columns, label=label, color=color, marker=marker)
+
+
+def limit_rows(axis: Axes, rows: Sequence[tuple[str, Mapping[str, float | None], Estimate | None]]) -> None:
+    """One row a limit: its name, models by name as marks (ratios), and the measured ratio with its interval."""
+    marks = {"this order, simulated": ("|", plot.COMPUTED), "c/K": ("|", plot.LIMIT), "Che": ("x", plot.ARTICLE)}
+    told: set[str] = set()
+    for y, (_, models, measured) in enumerate(rows):
+        for name, value in models.items():
+            if value is not None:
+                mark, color = marks[name]
+                style = {"ms": 17 if mark == "|" else 8, "mew": 2.4, "color": color, "zorder": 3}
+                axis.plot([100 * value], [y], mark, label=None if name in told else name, **style)
+                told.add(name)
+        if measured is not None and measured.value is not None:
+            if measured.low is not None:
+                axis.plot([100 * measured.low, 100 * measured.high], [y, y], color=plot.MEASURED, lw=1.6, zorder=2)
+            label = None if "measured" in told else "measured"
+            axis.plot([100 * measured.value], [y], "o", color=plot.MEASURED, zorder=4, label=label)
+            told.add("measured")
+    axis.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axis.set_ylim(max(len(rows), 1) - 0.4, -0.6)
+    axis.set_xlim(0, 105)
+    axis.set_xlabel("hits, % of requests")
+
+
+def transient(axis: Axes, found: pd.DataFrame, sent: np.ndarray, computed: np.ndarray, workers: int) -> None:
+    """The share of hits over a run in which everything fits; 1/N is where it starts."""
+    plot.computed_line(axis, sent, 100 * computed)
+    percent = found[["share", "low", "high"]] * 100
+    plot.measured_points(axis, found["sent"], percent["share"], percent["low"], percent["high"])
+    axis.axhline(100 / workers, color=plot.LIMIT, lw=1.2, ls="--", label=f"1/{workers} of the workers")
+    percent_axis(axis)
+    axis.set_xlabel("requests sent before")
