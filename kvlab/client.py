@@ -27,13 +27,21 @@ FULL = FIELD_SETS[0]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go. `vocab`: half-open range of token ids that are safe to send; `worker`: the server's name."""
+    """Where requests go. `vocab`: half-open range of token ids that are safe to send; `worker`: the server's name.
+
+    Routers ask for more. `words`: prompts are sent as text, words[i] for token id i. `session_header` carries the
+    number of the request's shared prefix. `answered_by`: the response header with the address of the worker that
+    answered, and pairs (address, name).
+    """
 
     base_url: str
     model: str
     api_key: str | None = None
     vocab: tuple[int, int] = (100, 4000)
     worker: str | None = None
+    words: tuple[str, ...] | None = None
+    session_header: str | None = None
+    answered_by: tuple[str, tuple[tuple[str, str | None], ...]] | None = None
 
     def url(self, path: str) -> URL:
         """The URL of a path such as /v1/completions, whether base_url ends in /v1 or not."""
@@ -45,12 +53,25 @@ class Endpoint:
         """Headers that each request carries."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
+    def headers_of(self, request: Request) -> dict[str, str]:
+        """Headers of one request; those without a shared prefix are sessions of their own."""
+        if self.session_header is None:
+            return self.headers
+        session = f"own-{request.index}" if request.prefix is None else f"prefix-{request.prefix}"
+        return self.headers | {self.session_header: session}
+
+    def worker_of(self, headers: dict[str, str]) -> str | None:
+        """The worker that answered, by the headers of the response where they name it."""
+        if self.answered_by is None:
+            return self.worker
+        return dict(self.answered_by[1]).get(headers.get(self.answered_by[0], ""))
+
 
 def body(endpoint: Endpoint, request: Request, fields: dict[str, bool] = FULL) -> bytes:
     """The serialised request. Made before the load: a long prompt takes milliseconds."""
     values: dict[str, Any] = {
         "model": endpoint.model,
-        "prompt": request.prompt,
+        "prompt": request.prompt if endpoint.words is None else "".join(endpoint.words[i] for i in request.prompt),
         "max_tokens": request.output_tokens,
         "temperature": 0,
         "ignore_eos": True,  # min_tokens beside it would add a pass over the logits to every step of the server
@@ -86,7 +107,7 @@ async def send(
 
     def finish(error: str | None) -> dict[str, Any]:
         row = {"request": request.index, "phase": phase, "kind": request.kind, "prefix": request.prefix}
-        row |= {"worker": endpoint.worker, "ok": error is None, "error": error}
+        row |= {"worker": endpoint.worker_of(wire.headers), "ok": error is None, "error": error}
         row |= _counts(request, answer) | _times(answer, wire, zero, scheduled, ok=error is None)
         if record is not None:
             record(row)
@@ -94,7 +115,7 @@ async def send(
 
     try:
         async with asyncio.timeout(timeout_s):
-            error = await _stream(pool, endpoint, payload, answer, wire)
+            error = await _stream(pool, endpoint, endpoint.headers_of(request), payload, answer, wire)
     except asyncio.CancelledError:
         finish("interrupted")
         raise
@@ -152,7 +173,9 @@ async def probe(pool: Pool, endpoint: Endpoint, nonce: int, timeout_s: float) ->
     return fields
 
 
-async def _stream(pool: Pool, endpoint: Endpoint, payload: bytes, answer: Answer, wire: Wire) -> str | None:
+async def _stream(
+    pool: Pool, endpoint: Endpoint, headers: dict, payload: bytes, answer: Answer, wire: Wire
+) -> str | None:
     """Sends and reads until the end of the response; returns the reason of an HTTP error."""
     refusal: list[bytes] = []
     feed = answer.feed
@@ -163,7 +186,7 @@ async def _stream(pool: Pool, endpoint: Endpoint, payload: bytes, answer: Answer
         else:
             refusal.append(data)
 
-    await pool.request("POST", endpoint.url("/v1/completions"), endpoint.headers, payload, wire, sink)
+    await pool.request("POST", endpoint.url("/v1/completions"), headers, payload, wire, sink)
     if wire.status != 200:
         return f"HTTP {wire.status}: {_message(b''.join(refusal))}"
     answer.end(clock())

@@ -15,7 +15,7 @@ from kvlab.errors import ConfigError
 ADDED_LATER = {
     "": ("workers", "service", "service_args"),
     "server": ("caches", "quantization", "enable_lora"),
-    "load": ("text", "decode_input_tokens", "pick_seed", "prefix_order", "prefix_step_tokens"),
+    "load": ("text", "decode_input_tokens", "pick_seed", "warmup_concurrency", "prefix_order", "prefix_step_tokens"),
 }
 NAMES = {"LoadConfig": "The load", "ServerConfig": "The server", "Cell": "The cell", "Shape": "The request shape"}
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -77,6 +77,7 @@ class LoadConfig(Strict):
     rate_per_s: float | None = Field(None, gt=0)  # open loop: offered requests per second
     requests: int = Field(gt=0)  # measured requests, after the warm-up
     warmup_requests: int = Field(0, ge=0)  # sent first, drained, kept in the rows as phase "warmup"
+    warmup_concurrency: int = Field(0, ge=0)  # clients of the warm-up; 0: as many as in the load
     workload: Literal["unique", "shared_prefix", "perplexity", "insertion"] = "unique"
     text: str | None = None  # perplexity: "heldout" (of the embedded model, the default) or the path of a text file
     input_tokens: int = Field(gt=0)  # the whole prompt, the shared prefix included

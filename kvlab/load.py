@@ -272,13 +272,14 @@ def _plan(load: LoadConfig, vocab: tuple[int, int], nonce: int, explicit: list[R
 def _jobs(run: _Run, phase: str, requests: list[Request]) -> list[Job]:
     """The phase dealt out over the processes: every n-th request, and the clients as evenly as they divide."""
     load, n = run.load, run.load.processes
+    clients = load.warmup_concurrency or load.concurrency if phase == "warmup" else load.concurrency
     targets = run.service.targets(requests, phase)
     return [
         Job(
             targets=targets[k::n],
             phase=phase,
             requests=requests[k::n],
-            concurrency=load.concurrency // n + (k < load.concurrency % n) or 1,
+            concurrency=clients // n + (k < clients % n) or 1,
             fields=run.fields,
             timeout_s=load.timeout_s,
             new_connection=load.new_connection,

@@ -70,6 +70,8 @@ class Service:
     @property
     def vocab(self) -> tuple[int, int]:
         """Token ids that every worker takes."""
+        if self.entrance is not None and self.entrance.words is not None:
+            return self.entrance.vocab  # numbers of words, not of tokens
         ranges = [endpoint.vocab for endpoint in self.endpoints]
         return max(low for low, _ in ranges), min(high for _, high in ranges)
 
