@@ -9,7 +9,7 @@ OPTIONS := --profile $(PROFILE) $(if $(MACHINE),--machine $(MACHINE))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help report measure replay test lint lab install install-light clean
+.PHONY: help report measure replay test lint lab routers install install-light clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: install ## the whole test suite, real vLLM on the CPU included
 
 lint: install-light ## ruff over code and notebooks
 	$(BIN)/ruff check . && $(BIN)/ruff format --check kvlab tests tools
+
+routers: install ## the routers of notebook 12, each in a folder of its own (about 160 MB)
+	$(RUN) router install vllm-router smg dynamo
 
 lab: install ## open JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)

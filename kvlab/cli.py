@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvlab import __version__, k8s_cli
+from kvlab import __version__, k8s_cli, router_cli
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.explained import errors_explained
 from kvlab.invocation import as_typed
@@ -21,6 +21,7 @@ app = typer.Typer(
     help="Predict and measure an LLM server.",
 )
 app.add_typer(k8s_cli.app, name="k8s")
+app.add_typer(router_cli.app, name="router")
 
 Profile = Annotated[str, typer.Option(help="auto, a built-in profile, or the path of a TOML file")]
 Machine = Annotated[str, typer.Option(help="data folder; empty: named after this machine's hardware")]

@@ -94,6 +94,7 @@ class FakeServer:
 
     behaviour: Behaviour = field(default_factory=Behaviour)
     port: int = 0
+    host: str = "127.0.0.1"
     counts: Counter = field(default_factory=Counter)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     connections: set = field(default_factory=set)
@@ -118,7 +119,7 @@ class FakeServer:
     @property
     def endpoint(self) -> Endpoint:
         """Where it listens."""
-        return Endpoint(f"http://127.0.0.1:{self.port}", "fake")
+        return Endpoint(f"http://{self.host}:{self.port}", "fake")
 
     async def _main(self) -> None:
         self._loop, self._end_of_service = asyncio.get_running_loop(), asyncio.Event()
@@ -128,7 +129,7 @@ class FakeServer:
         await self._runner.cleanup()
 
     async def start(self) -> None:
-        """Listens on 127.0.0.1, in the running loop."""
+        """Listens, in the running loop."""
         app = web.Application(client_max_size=2**30)
         app.on_response_prepare.append(_stamp)
         app.router.add_get("/health", _plain)
@@ -137,9 +138,11 @@ class FakeServer:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._completion)
         app.router.add_post("/reset_prefix_cache", self._reset)
+        app.router.add_post("/tokenize", _tokenize)
+        app.router.add_post("/detokenize", _detokenize)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        self._site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        self._site = web.TCPSite(self._runner, self.host, self.port)
         await self._site.start()
         self.port = self._runner.addresses[0][1]
 
@@ -161,6 +164,8 @@ class FakeServer:
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
+        if isinstance(asked["prompt"], str):
+            asked["prompt"] = _token_ids(asked["prompt"])
         self.bodies.append(asked)
         self.connections.add(request.transport.get_extra_info("peername"))
         refused = [name for name in self.behaviour.refuses if name in asked]
@@ -265,6 +270,21 @@ def _event(values: dict) -> bytes:
 
 def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
+
+
+def _token_ids(text: str) -> list[int]:
+    """Words t0, t1, ... are tokens."""
+    return [int(word[1:]) for word in text.split()]
+
+
+async def _tokenize(request: web.Request) -> web.Response:
+    text = (await request.json())["prompt"]
+    return web.json_response({"tokens": _token_ids(text), "token_strs": text.split()})
+
+
+async def _detokenize(request: web.Request) -> web.Response:
+    tokens = (await request.json())["tokens"]
+    return web.json_response({"prompt": " ".join(f"t{i}" for i in tokens)})
 
 
 async def _version(_) -> web.Response:

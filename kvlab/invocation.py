@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-COMMANDS = re.compile(r"(?<![\w/.-])kvlab (?=(?:measure|report|check|predict|compare|ps|stop|k8s)\b)")
+COMMANDS = re.compile(r"(?<![\w/.-])kvlab (?=(?:measure|report|check|predict|compare|ps|stop|k8s|router)\b)")
 
 
 def command() -> str:

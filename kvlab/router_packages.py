@@ -77,7 +77,7 @@ def environment(product: str) -> dict[str, str]:
     folder, _ = require(product)
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     local = "127.0.0.1,localhost"
-    quiet = {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
+    quiet = engine.COMMON_ENV | {"HF_HUB_OFFLINE": "1"}  # above all the readable environment, by which they are found
     return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths), "NO_PROXY": local, "no_proxy": local} | quiet
 
 

@@ -1,0 +1,240 @@
+"""Real routers in front of fake workers: who gets what, what is reported when a mode falls back, and how they end.
+
+A router that is not installed skips its tests; `kvlab router install vllm-router smg` installs them.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections import Counter
+
+import pytest
+from typer.testing import CliRunner
+
+from kvlab import cli, control, load, ports, processes, router, router_checks, router_packages, wording
+from kvlab.client import Endpoint
+from kvlab.config import LoadConfig
+from kvlab.errors import ConfigError, PortBusy, ServerDied, ServerError
+from kvlab.fake_fleet import FakeFleet
+from kvlab.router import Router
+from kvlab.service import Service
+
+LOAD = LoadConfig(
+    workload="shared_prefix",
+    requests=48,
+    concurrency=4,
+    prefixes=6,
+    warmup_requests=6,
+    prefix_tokens=128,
+    input_tokens=160,
+    output_tokens=1,
+)
+NONCE = iter(range(1, 1000))
+
+
+def needs(product):
+    missing = router_packages.version(product) is None
+    return pytest.mark.skipif(missing, reason=f"{product} is not installed: kvlab router install {product}")
+
+
+vllm, smg = needs("vllm-router"), needs("smg")
+
+
+@pytest.fixture
+def fleet():
+    with FakeFleet(3, blocks=1000, block_size=16) as fleet:
+        yield fleet
+
+
+def sent(kind, fleet, tmp_path, **changes):
+    """(rows, prefixes of each worker, the router's own decisions) of one load through a router."""
+    with Router(kind, fleet.endpoints, log_dir=tmp_path) as one:
+        for fake in fleet.fakes:
+            fake.bodies.clear()
+        service = Service(fleet.endpoints, f"router:{kind}", entrance=one.endpoint)
+        result = load.run_load(service, LOAD.model_copy(update=changes), nonce=next(NONCE), progress=False)
+        one.check()
+        decisions = one.decisions()
+    assert result.requests["ok"].all(), result.requests["error"].dropna().unique()
+    seen = [{tuple(body["prompt"][:32]) for body in fake.bodies if len(body["prompt"]) == 160} for fake in fleet.fakes]
+    return result.requests, seen, decisions
+
+
+# -- who gets what ------------------------------------------------------------------------------------------------
+
+
+@vllm
+def test_round_robin_deals_out_evenly(fleet, tmp_path):
+    _, _, decisions = sent("vllm-round-robin", fleet, tmp_path)
+    assert max(decisions.workers.values()) - min(decisions.workers.values()) <= 1
+    assert decisions.policies.keys() == {"round_robin"}
+
+
+@vllm
+def test_consistent_hash_keeps_a_prefix_on_one_worker(fleet, tmp_path):
+    _, seen, decisions = sent("vllm-consistent-hash", fleet, tmp_path)
+    assert sum(map(len, seen)) == 6  # no prefix on two workers
+    assert decisions.policies.keys() == {"consistent_hash"}
+
+
+@vllm
+def test_cache_aware_puts_all_on_one_worker_when_warmed_one_after_another(fleet, tmp_path):
+    _, seen, decisions = sent("vllm-cache-aware", fleet, tmp_path, warmup_concurrency=1, concurrency=1)
+    assert sorted(map(len, seen)) == [0, 0, 6]
+    assert decisions.outcomes["prefix_hit"] >= 48
+
+
+@smg
+def test_a_router_that_takes_text_only_gets_words_and_names_the_worker(fleet, tmp_path):
+    rows, seen, decisions = sent("smg-cache-aware", fleet, tmp_path)
+    assert (rows["prompt_tokens"] == 160).all() and sum(map(len, seen)) == 6
+    assert Counter(rows["worker"]) == Counter(
+        {
+            f"w{i}": n
+            for i, n in enumerate(sum(len(body["prompt"]) == 160 for body in fake.bodies) for fake in fleet.fakes)
+            if n
+        }
+    )
+    assert decisions.outcomes["tree_match"] >= 40
+
+
+# -- a mode that falls back ---------------------------------------------------------------------------------------
+
+
+@vllm
+def test_cache_aware_without_tokens_is_reported(fleet, tmp_path):  # pitfall 34
+    """Text prompts: it asks each worker's /v1/completions/render, gets 404 and goes by load from then on."""
+    with Router("vllm-cache-aware", fleet.endpoints, log_dir=tmp_path) as one:
+        values = {"model": "fake", "prompt": "t1 t2 t3", "max_tokens": 1}
+        for _ in range(12):
+            assert control.call(one.endpoint, "/v1/completions", values)[0] == 200
+        with pytest.raises(ServerError, match="does not do what its mode says: only 0 of 13 requests|only 1 of 13"):
+            one.check()
+
+
+@vllm
+def test_kv_aware_without_events_is_reported(fleet, tmp_path):  # pitfall 34
+    with pytest.raises(ServerError, match="unverified_identity"):
+        sent("vllm-kv-aware", fleet, tmp_path)
+
+
+@vllm
+def test_hashing_by_something_else_than_the_session_is_reported(fleet, tmp_path):  # pitfall 34
+    with Router("vllm-consistent-hash", fleet.endpoints, log_dir=tmp_path) as one:
+        values = {"model": "fake", "prompt": [1, 2, 3], "max_tokens": 1}
+        for _ in range(12):
+            control.call(one.endpoint, "/v1/completions", values)  # without the header
+        with pytest.raises(ServerError, match="were not hashed by x-session-id"):
+            one.check()
+
+
+@vllm
+def test_flags_that_change_the_mode_are_reported(fleet, tmp_path):
+    flags = ("--policy", "random")
+    with Router("vllm-round-robin", fleet.endpoints, flags, tmp_path) as one:
+        for _ in range(12):
+            control.call(one.endpoint, "/v1/completions", {"model": "fake", "prompt": [1], "max_tokens": 1})
+        with pytest.raises(ServerError, match="decisions were made by random, not by round_robin"):
+            one.check()
+        assert one.report()["flags"] == flags
+
+
+def test_few_requests_are_not_judged():
+    found = router_checks.Decisions(9, {"random": 9})
+    assert not router_checks.fallbacks("vllm-router", "cache_aware", found)
+
+
+def test_requests_without_any_counted_decision_are_reported():
+    problems = router_checks.fallbacks("smg", "cache_aware", router_checks.Decisions(50))
+    assert "no decision of cache_aware was counted" in problems[0] and "none counted" in problems[1]
+
+
+# -- start and end ------------------------------------------------------------------------------------------------
+
+
+@vllm
+def test_nothing_is_left_behind_and_only_this_machine_can_reach_it(fleet, tmp_path):
+    with Router("vllm-random", fleet.endpoints, log_dir=tmp_path) as one:
+        assert one.version == router_packages.PRODUCTS["vllm-router"].version
+        assert "--policy" in one.argv and one.pid and one.ready_s < 60
+        program, port = one._program.id, one.port
+        addresses = {
+            c.laddr.ip for p in processes.members(program) for c in p.net_connections("tcp") if c.status == "LISTEN"
+        }
+        assert addresses == {"127.0.0.1"}
+        assert any(server.id == program for server in processes.list_servers())
+    assert not processes.members(program) and ports.is_free(port)
+
+
+@vllm
+def test_its_death_is_told_with_its_log(fleet, tmp_path):
+    with Router("vllm-random", fleet.endpoints, log_dir=tmp_path) as one:
+        os.kill(one.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while one._program.running and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with pytest.raises(ServerDied, match="vllm-random ended while it was in use") as told:
+            one.check()
+        assert str(one.log_path) in str(told.value)
+
+
+@vllm
+def test_a_refused_flag_is_told_from_its_log(fleet, tmp_path):
+    with pytest.raises(ServerDied, match="unrecognized arguments: --no-such-flag"):
+        Router("vllm-random", fleet.endpoints, ("--no-such-flag",), tmp_path).start()
+
+
+@vllm
+def test_a_busy_port_is_refused(fleet, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(PortBusy):
+            Router("vllm-random", fleet.endpoints, log_dir=tmp_path, port=taken.getsockname()[1]).start()
+
+
+@vllm
+def test_workers_that_do_not_answer_are_no_ready_router(tmp_path):
+    nobody = [Endpoint(f"http://127.0.0.1:{ports.free_port()}", "fake", worker="w0")]
+    with pytest.raises(ServerError, match="was not ready after 2 s"):
+        Router("vllm-random", nobody, log_dir=tmp_path, ready_timeout_s=2).start()
+    assert not any("vllm_router" in server.cmd for server in processes.list_servers())
+
+
+def test_an_unknown_kind_names_the_known_ones(tmp_path):
+    with pytest.raises(ConfigError, match="vllm-cache-aware"):
+        Router("nginx", [], log_dir=tmp_path)
+    assert {kind.product for kind in router.KINDS.values()} <= set(router_packages.PRODUCTS)
+
+
+# -- packages -----------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_package_names_the_command(monkeypatch, tmp_path):
+    monkeypatch.setenv(router_packages.FOLDER, str(tmp_path))
+    with pytest.raises(ServerError, match="kvlab router install vllm-router"):
+        Router("vllm-random", [], log_dir=tmp_path).start()
+    told = CliRunner().invoke(cli.app, ["router", "list"]).stdout
+    assert told.count("not installed") == len(router_packages.PRODUCTS)
+
+
+def test_a_failed_install_says_why_and_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv(router_packages.FOLDER, str(tmp_path / "routers"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    told = CliRunner().invoke(cli.app, ["router", "install", "smg"])
+    assert told.exit_code == 1 and "smg could not be installed" in told.output
+    assert not list((tmp_path / "routers").iterdir())
+    assert CliRunner().invoke(cli.app, ["router", "install", "no-such"]).exit_code == 2
+
+
+def test_words_are_one_token_each(fleet):
+    words = wording.words(fleet.endpoints[0])
+    assert len(words) == len(set(words)) >= wording.ENOUGH and all(word[0] == " " for word in words)
+
+
+def test_a_worker_that_offers_no_tokenizer_is_told(monkeypatch, fleet):
+    monkeypatch.setattr(control, "call", lambda *_, **__: (404, "Not Found"))
+    with pytest.raises(ServerError, match="use a router that takes token ids"):
+        wording.words(fleet.endpoints[0])
