@@ -128,31 +128,34 @@ def _client():
 
 
 def _connect(kubernetes, context: str | None):
-    config = kubernetes.config
+    config, files = kubernetes.config, _kubeconfig()
     configuration = kubernetes.client.Configuration()
     configuration.retries = False  # an error is told at once, and without warnings before it
     try:
-        if context is None and not _kubeconfig() and "KUBERNETES_SERVICE_HOST" in os.environ:
+        if context is None and files is None and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config(client_configuration=configuration)
+        elif files is None:
+            raise ConfigError(
+                "No cluster is configured here: there is no kubeconfig.",
+                "it is neither named by KUBECONFIG nor at ~/.kube/config",
+                "export KUBECONFIG=/path/to/file, and try: kubectl get pods",
+            )
         else:
-            config.load_kube_config(context=context, client_configuration=configuration)
-    except config.ConfigException as error:
+            config.load_kube_config(config_file=files, context=context, client_configuration=configuration)
+    except (config.ConfigException, OSError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"No cluster is configured here: {error}",
-            "there is no kubeconfig, it is damaged, or it has no such context" if _kubeconfig() else "no kubeconfig",
-            "export KUBECONFIG=/path/to/file, and try: kubectl get nodes",
-        ) from None
-    except (OSError, ValueError) as error:  # a certificate or token file that is named and not there
-        raise ConfigError(
-            f"The kubeconfig cannot be used: {error}", next_step="kubectl config view, and repair it"
+            f"The kubeconfig cannot be used: {error}",
+            "it is damaged, has no such context, or names a file that is not there",
+            "kubectl config view; kubectl config get-contexts",
         ) from None
     return kubernetes.client.ApiClient(configuration)
 
 
-def _kubeconfig() -> bool:
+def _kubeconfig() -> str | None:
+    """The kubeconfig's files, as the client joins them; None where there is none."""
     names = os.environ.get("KUBECONFIG", "").split(os.pathsep)
     places = [Path(name).expanduser() for name in names if name] or [Path.home() / ".kube" / "config"]
-    return any(place.is_file() for place in places)
+    return os.pathsep.join(str(place) for place in places if place.is_file()) or None
 
 
 def _message(body: Any) -> str:

@@ -141,6 +141,9 @@ def _openapi_arguments(source: Path, work: Path) -> list[str]:
 
 def _keep(work: Path) -> None:
     shutil.copy(work / "root/usr/bin/etcd", work / "bin/etcd")
+    for family in ("iptables", "ip6tables"):
+        for name in (family, f"{family}-save", f"{family}-restore"):  # one program; Debian links it on installing
+            (work / "net/usr/sbin" / name).symlink_to("xtables-nft-multi")
     folder().mkdir(parents=True, exist_ok=True)
     for name in ("bin", "net"):
         shutil.rmtree(folder() / name, ignore_errors=True)

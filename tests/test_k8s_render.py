@@ -41,7 +41,9 @@ def pod_of(made, kind="Deployment"):
 @pytest.mark.parametrize("changes", [{}, {"profile": "gpu-8gb"}, {"cache_path": "/var/cache/kvlab"}, FULL])
 def test_every_object_is_valid(version, changes):
     made = objects(**changes)
-    assert {"Deployment", "Service", "Job", "ServiceAccount", "Role", "RoleBinding"} <= {o["kind"] for o in made.values()}
+    assert {"Deployment", "Service", "Job", "ServiceAccount", "Role", "RoleBinding"} <= {
+        o["kind"] for o in made.values()
+    }
     for one in made.values():
         kubernetes_validate.validate(one, version, strict=True)
 
@@ -67,7 +69,7 @@ def test_one_file_and_a_folder_hold_the_same_objects(tmp_path):
 
 @pytest.mark.parametrize("name", ["cpu-tiny", "gpu-8gb", "h200"])
 def test_a_worker_has_the_flags_of_the_profile(name):
-    config = load_profile(name).server
+    config = k8s_render.server_of(load_profile(name), "service_hit_rate")
     (container,) = pod_of(objects(profile=name))["containers"]
     here = engine.to_argv(config, "MODEL", 8000)
     here = here[here.index("serve") + 2 :]  # after the model's name
