@@ -35,6 +35,10 @@ class Answer:
 
     def feed(self, data: bytes, t: float) -> None:
         """Takes one read that was received at `t`; raises MalformedEvent for JSON that is none."""
+        if self._splitter.is_one_line(data) and (count := plain_tokens(data)):
+            self.times.append(t)  # the usual read: one event with content
+            self.tokens.append(count)
+            return
         for event in self._splitter.feed(data):
             self._take(event, t)
 

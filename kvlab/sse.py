@@ -32,6 +32,17 @@ class EventSplitter:
         self._searched = 0
         return _split(whole)
 
+    def is_one_line(self, data: bytes) -> bool:
+        """True where nothing is held back and `data` is exactly one event of one `data` line: no need to feed it."""
+        return (
+            not self._rest
+            and not self._held_cr
+            and data.startswith(b"data: ")
+            and data.find(b"\n") == len(data) - 2
+            and data.endswith(b"\n\n")
+            and b"\r" not in data
+        )
+
     def flush(self) -> list[bytes]:
         """What is left when the stream ends without a blank line: at most one event."""
         rest = bytes(self._rest).strip(b"\n")
