@@ -113,3 +113,78 @@ def more_requests(ratios: Mapping[int, tuple[float, float]]) -> str | None:
         return None
     listed = ", ".join(f"{n:,} at {k} prefixes" for k, n in needed.items())
     return f"To tell c ÷ K from the stack model takes this many requests at one point: {listed}."
+
+
+# -- hits and misses apart ----------------------------------------------------------------------------------------
+
+
+def _by_prefixes(
+    claims: Iterable[Claim], workers: int, clients: int, kind: str | None, quantity: str = "ttft_p50_s"
+) -> dict[int, Claim]:
+    """prefixes -> measured claim of a quantity at this fleet and concurrency: of hits, of misses, or of all requests."""
+    found = {}
+    for c in claims:
+        where = parse_conditions(c.conditions)
+        asked = (where.get("workers"), where.get("c"), where.get("kind")) == (str(workers), str(clients), kind)
+        if c.quantity == quantity and asked and c.measured is not None and "prefixes" in where:
+            found[int(where["prefixes"])] = c
+    return dict(sorted(found.items()))
+
+
+def apart(claims: Sequence[Claim], workers: int, clients: int) -> str | None:
+    """By how much hits are faster, and how far either kind moves with the number of prefixes."""
+    hit, miss = (_by_prefixes(claims, workers, clients, kind) for kind in ("hit", "miss"))
+    both = sorted(hit.keys() & miss.keys())
+    if not both:
+        return None
+    ratios = [miss[k].measured / hit[k].measured for k in both]
+    ranges = [f"{name} {_range([side[k].measured for k in both])}" for name, side in (("hits", hit), ("misses", miss))]
+    return (
+        f"With {workers} workers and {clients} clients the median first token of {ranges[0]} and of {ranges[1]} over "
+        f"{len(both)} numbers of prefixes: a hit is {min(ratios):.1f} to {max(ratios):.1f} times as fast."
+    )
+
+
+def _range(seconds: Sequence[float]) -> str:
+    return f"takes {1e3 * min(seconds):.3g} to {1e3 * max(seconds):.3g} ms"
+
+
+def mixture(claims: Sequence[Claim], workers: int, clients: int) -> str | None:
+    """How far the median of all requests moves, and how well the mixture foretells it."""
+    found = [c for c in _by_prefixes(claims, workers, clients, None).values() if c.computed is not None]
+    if len(found) < 2:
+        return None
+    low, high = min(c.measured for c in found), max(c.measured for c in found)
+    worst = max(abs(c.residual) for c in found if c.residual is not None)
+    return (
+        f"The median of all requests moves {high / low:.1f}-fold. Mixed from the hits and misses of the other points "
+        f"by each point's share of hits, it is met to {worst:.0%}."
+    )
+
+
+def saved(claims: Sequence[Claim]) -> str | None:
+    """The time that a hit saves, alone and under load, against cached tokens ÷ prefill speed."""
+    found = [c for c in claims if c.quantity == "ttft_saved_s" and None not in (c.measured, c.computed)]
+    single = [c for c in found if "prefixes" not in parse_conditions(c.conditions)]
+    loaded = [c for c in found if c not in single]
+    if not single:
+        return None
+    said = f"A hit alone saves {1e3 * single[0].measured:.3g} ms (computed {1e3 * single[0].computed:.3g} ms)"
+    if not loaded:
+        return f"{said}."
+    factors = [c.measured / c.computed for c in loaded]
+    return (
+        f"{said}; under load {min(factors):.1f} to {max(factors):.1f} times the computed time: a prefill also waits for "
+        "the prefill of others and shares the processor with it."
+    )
+
+
+def slower_tail(claims: Sequence[Claim], workers: int, clients: int) -> str | None:
+    """How the 99th percentile and the rate move from the fewest to the most prefixes."""
+    ends = []
+    for quantity in ("ttft_p99_s", "requests_per_s"):
+        found = _by_prefixes(claims, workers, clients, None, quantity)
+        if len(found) > 1:
+            times = found[max(found)].measured / found[min(found)].measured
+            ends.append(f"{quantity} changes {times:.2f}-fold from {min(found)} to {max(found)} prefixes")
+    return f"With {workers} workers and {clients} clients {' and '.join(ends)}." if ends else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from kvlab import plot
 from kvlab.stats import Estimate
@@ -71,3 +72,27 @@ def transient(axis: Axes, found: pd.DataFrame, sent: np.ndarray, computed: np.nd
     axis.axhline(100 / workers, color=plot.LIMIT, lw=1.2, ls="--", label=f"1/{workers} of the workers")
     percent_axis(axis)
     axis.set_xlabel("requests sent before")
+
+
+def median_and_tail(axis: Axes, median: pd.DataFrame, tail: pd.DataFrame, *, label: str, color: str) -> None:
+    """Medians in ms as joined points, each with a thin line up to its 90th percentile."""
+    upper = dict(zip(tail["x"], tail["measured"], strict=True))
+    for x, y in zip(median["x"], median["measured"], strict=True):
+        if not (pd.isna(y) or pd.isna(upper.get(x, np.nan))):
+            axis.plot([x, x], [1e3 * y, 1e3 * upper[x]], color=color, lw=1.6, alpha=0.6, zorder=3)
+    plot.measured_points(
+        axis, median["x"], 1e3 * median["measured"], label=f"{label}, p50 to p90", color=color, join=True
+    )
+
+
+def finish_times(figure: Figure, axes: Sequence[Axes], prefixes: Sequence[int]) -> None:
+    """Axes of the section on hits and misses: times on a logarithmic scale, rates from 0."""
+    for axis in axes:
+        plot.log2_axis(axis, prefixes)
+        axis.set_xlabel("prefixes in use")
+    for axis in axes[:2]:
+        axis.set_ylabel("time to first token, ms")
+        plot.plain_log_y(axis)
+    axes[2].set_ylim(bottom=0)
+    axes[2].set_ylabel("requests per second")
+    plot.shared_legend(figure, *axes)

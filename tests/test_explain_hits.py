@@ -1,0 +1,93 @@
+"""Sentences about hits: they say what the claims say, and nothing where nothing was measured."""
+
+from kvlab import claims, explain_hits
+from kvlab.stats import Estimate
+
+
+def hit(k, w, value, computed, low=None, high=None, quantity="hit_ratio", c=8):
+    where = {"prefixes": k, "c": c, "workers": w}
+    estimate = None if value is None else Estimate(value, low, high, 200)
+    return claims.claim(
+        "service_hit_rate", quantity, where, measured=estimate, computed=computed, unit="ratio", reason="no GPU"
+    )
+
+
+def ttft(k, value, computed=None, kind=None, c=4, quantity="ttft_p50_s"):
+    where = {"prefixes": k, "c": c, "workers": 6, "kind": kind}
+    return claims.claim("hit_and_miss", quantity, where, measured=value, computed=computed, unit="s")
+
+
+def test_points_outside_their_interval_are_listed():
+    inside, outside = hit(7, 6, 0.55, 0.53, 0.5, 0.6), hit(12, 6, 0.2, 0.33, 0.15, 0.25)
+    assert explain_hits.within([inside], "hit_ratio", "of it").startswith("1 of 1 points")
+    said = explain_hits.within([inside, outside], "hit_ratio", "of it")
+    assert "1 of 2" in said and "20.0% instead of 33.0% at prefixes=12" in said
+    assert explain_hits.within([hit(7, 6, None, 0.5)], "hit_ratio", "of it") is None
+
+
+def test_fleets_are_compared_at_equal_prefixes():
+    pairs = [hit(7, 6, 0.55, 0.5, 0.5, 0.6), hit(7, 3, 0.59, 0.5, 0.53, 0.65)]
+    assert "55.0% and 59.0% at 7 prefixes: all their intervals overlap" in explain_hits.more_workers(pairs, [6, 3], 8)
+    apart = [pairs[0], hit(7, 3, 0.9, 0.5, 0.85, 0.95)]
+    assert "apart at 7 prefixes" in explain_hits.more_workers(apart, [6, 3], 8)
+    assert explain_hits.more_workers(pairs, [6], 8) is None and explain_hits.more_workers([], [6, 3], 8) is None
+
+
+def test_models_fall_or_stay_by_their_p_value():
+    def p(model, value):
+        where = {"model": model, "points": 9}
+        return claims.claim("service_hit_rate", "model_p_value", where, measured=value, unit="ratio", reason="none")
+
+    said = explain_hits.told_apart([p("any", 0.6), p("fit", 0.2), p("full", 1e-7)])
+    assert "excluded by the counted hits: its share of whole prefixes" in said and "cannot be told apart" in said
+    assert "cannot be told apart" not in explain_hits.told_apart([p("any", 0.6), p("full", 0.001)])
+    assert explain_hits.told_apart([p("any", None)]) is None
+
+
+def test_requests_that_would_tell_two_laws_apart():
+    said = explain_hits.more_requests({2: (1.0, 0.95), 7: (0.564, 0.537)})
+    assert "at 7 prefixes" in said and "at 2 prefixes" not in said
+
+
+def test_counts_that_were_foretold():
+    exact = hit(7, 6, 107, 107, quantity="requests_with_hit")
+    off = hit(12, 6, 80, 83, quantity="requests_with_hit")
+    assert explain_hits.foretold([exact]).endswith("1 of 1 counts to the last hit.")
+    assert "1 of 2" in explain_hits.foretold([exact, off]) and "at most 3 requests" in explain_hits.foretold(
+        [exact, off]
+    )
+    assert explain_hits.foretold([]) is None
+
+
+def test_hits_and_misses_apart():
+    both = [
+        ttft(2, 0.04, kind="hit"),
+        ttft(2, 0.10, kind="miss"),
+        ttft(24, 0.041, kind="hit"),
+        ttft(24, 0.12, kind="miss"),
+    ]
+    said = explain_hits.apart(both, 6, 4)
+    assert "hits takes 40 to 41 ms" in said and "2.5 to 2.9 times" in said
+    assert explain_hits.apart(both, 3, 4) is None
+
+
+def test_the_mixture_and_its_worst_residual():
+    said = explain_hits.mixture([ttft(2, 0.04, 0.042), ttft(24, 0.10, 0.101)], 6, 4)
+    assert "2.5-fold" in said and "5%" in said
+    assert explain_hits.mixture([ttft(2, 0.04, 0.042)], 6, 4) is None
+
+
+def test_time_saved_alone_and_under_load():
+    single = claims.claim(
+        "hit_and_miss", "ttft_saved_s", {"c": 1, "workers": 1}, measured=0.07, computed=0.068, unit="s"
+    )
+    loaded = ttft(7, 0.14, 0.07, quantity="ttft_saved_s")
+    assert explain_hits.saved([single]).endswith("(computed 68 ms).")
+    assert "2.0 to 2.0 times" in explain_hits.saved([single, loaded])
+    assert explain_hits.saved([loaded]) is None
+
+
+def test_the_tail_and_the_rate():
+    said = explain_hits.slower_tail([ttft(2, 0.3, quantity="ttft_p99_s"), ttft(24, 1.5, quantity="ttft_p99_s")], 6, 4)
+    assert "ttft_p99_s changes 5.00-fold from 2 to 24 prefixes" in said
+    assert explain_hits.slower_tail([], 6, 4) is None
