@@ -105,6 +105,8 @@ class Deployment:
         told = {"how": self._service.how, "pick_seed": self._service.seed}
         if self._front is not None:
             told |= {"version": self._front.version, "command": shlex.join(self._front.argv or [])}
+            if hasattr(self._front, "picks"):  # connections by worker, those before the load included
+                told["picks"] = dict(sorted(self._front.picks().items()))
             told |= self._front.report() if hasattr(self._front, "report") else {}
         self._write_log()
         first = {name: workers[0].get(name) for name in ("version", "command", "capacity", "started_utc")}

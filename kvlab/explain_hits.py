@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from kvlab import config, hits, l4, store
+from kvlab import config, hits, kube_rules, l4, store
 from kvlab.claims import Claim, parse_conditions
 from kvlab.config import Cell
 from kvlab.measure import Lab, Result
@@ -32,8 +32,9 @@ def can_measure(lab: Lab, cell: Cell) -> bool:
     """Whether a cell with a proxy is stored, or may be measured because its proxy is there."""
     if store.find_run(lab.machine, lab.section, config.key(cell)) is not None:
         return True
-    family = cell.service.partition(":")[0]
-    return lab.mode != "replay" and family == "l4" and l4.find_nginx() is not None
+    if lab.mode == "replay" or lab.base_url:
+        return False
+    return kube_rules.why_not() is None if cell.service == "kube_proxy" else l4.find_nginx() is not None
 
 
 def within(claims: Iterable[Claim], quantity: str, of: str) -> str | None:
@@ -121,7 +122,7 @@ def more_requests(ratios: Mapping[int, tuple[float, float]]) -> str | None:
 def _by_prefixes(
     claims: Iterable[Claim], workers: int, clients: int, kind: str | None, quantity: str = "ttft_p50_s"
 ) -> dict[int, Claim]:
-    """prefixes -> measured claim of a quantity at this fleet and concurrency: of hits, of misses, or of all requests."""
+    """prefixes -> measured claim of a quantity at this fleet and concurrency: of one kind, or of all requests."""
     found = {}
     for c in claims:
         where = parse_conditions(c.conditions)
@@ -174,8 +175,8 @@ def saved(claims: Sequence[Claim]) -> str | None:
         return f"{said}."
     factors = [c.measured / c.computed for c in loaded]
     return (
-        f"{said}; under load {min(factors):.1f} to {max(factors):.1f} times the computed time: a prefill also waits for "
-        "the prefill of others and shares the processor with it."
+        f"{said}; under load {min(factors):.1f} to {max(factors):.1f} times the computed time: a prefill also waits "
+        "for the prefill of others and shares the processor with it."
     )
 
 
