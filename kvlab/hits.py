@@ -135,6 +135,27 @@ def hash_affinity_bound(fit: float, prefixes: int, workers: int) -> float:
     return float(workers / prefixes * (np.minimum(load, fit) * share).sum())
 
 
+def placed_hit_ratios(
+    usable_blocks: int, prefix_blocks: int, own_blocks: int, prefixes: int, workers: int, *, hashed: bool = False
+) -> HitRatios:
+    """The stack model where each prefix stays on one worker: K / N prefixes on each, or as many as a hash puts there.
+
+    A request's worker has 1 + Binomial(K - 1, 1/N) prefixes then, since the request chooses the prefix first.
+    """
+    if hashed:
+        counts = np.arange(1, prefixes + 1)
+        shares = stats.binom.pmf(counts - 1, prefixes - 1, 1 / workers)
+    else:
+        low, more = divmod(prefixes, workers)  # `more` workers have one prefix above the others
+        counts, shares = np.array([low, low + 1]), np.array([low * (workers - more), (low + 1) * more]) / prefixes
+    each = [
+        (share, stack_hit_ratios(usable_blocks, prefix_blocks, own_blocks, int(count)))
+        for count, share in zip(counts, shares, strict=True)
+        if share > 1e-9
+    ]
+    return HitRatios(*(float(sum(share * ratios[i] for share, ratios in each)) for i in range(3)))
+
+
 def hit_ratio_error(ratio: float, requests: int) -> float:
     """Standard deviation of a measured hit ratio of independent requests: sqrt(h (1 - h) / n)."""
     return math.sqrt(ratio * (1 - ratio) / requests)

@@ -235,6 +235,27 @@ class ServiceHitRate(Strict):
     limits: HitLimits | None = None
 
 
+class Route(Strict):
+    """A way of picking the worker; `together`: also with a warm-up by all clients at once, beside one after another."""
+
+    service: str  # as in Cell
+    args: tuple[str, ...] = ()
+    together: bool = False
+    hop: bool = False  # measure what it adds to the first token of a request that hits nothing
+
+
+class Routing(Strict):
+    """The lengths, the pool and the geometry are those of [service_hit_rate]."""
+
+    workers: int = Field(gt=1)
+    concurrency: int = Field(gt=0)
+    prefixes: int = Field(gt=1)
+    requests: int = Field(gt=0)
+    routes: tuple[Route, ...] = Field(min_length=1)
+    hop_requests: int = Field(40, gt=0)
+    hop_input_tokens: int = Field(64, gt=0)
+
+
 class Profile(Strict):
     name: str = Field(pattern=NAME)
     title: str
@@ -251,6 +272,7 @@ class Profile(Strict):
     max_num_seqs: MaxNumSeqs | None = None
     fp8_kv: Fp8Kv | None = None
     repeatability: Repeatability | None = None
+    routing: Routing | None = None  # needs service_hit_rate
     service_hit_rate: ServiceHitRate | None = None  # hit_and_miss reads its runs, and a section of routers its workers
 
     def server_with(self, changes: dict) -> ServerConfig:

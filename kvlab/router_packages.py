@@ -72,13 +72,14 @@ def require(product: str) -> tuple[Path, str]:
     return place(product), installed
 
 
-def environment(product: str) -> dict[str, str]:
+def environment(product: str, base: dict[str, str] | None = None) -> dict[str, str]:
     """The environment its programs start with: its packages first, and no proxy between it and the workers."""
     folder, _ = require(product)
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    base = dict(os.environ) if base is None else base
+    paths = [str(folder), *filter(None, [base.get("PYTHONPATH")])]
     local = "127.0.0.1,localhost"
     quiet = engine.COMMON_ENV | {"HF_HUB_OFFLINE": "1"}  # above all the readable environment, by which they are found
-    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths), "NO_PROXY": local, "no_proxy": local} | quiet
+    return base | {"PYTHONPATH": os.pathsep.join(paths), "NO_PROXY": local, "no_proxy": local} | quiet
 
 
 def install(product: str) -> Path:

@@ -71,23 +71,26 @@ class Servers:
     def _fleet_for(self, cell: Cell, quiet: Quiet, bar) -> Any:
         """The fleet of this cell with its service in front, running; one that is large enough is used again."""
         from kvlab.deployment import Deployment
+        from kvlab.dynamo import DynamoDeployment, is_kind
 
         if self.outside is not None:
             return self.outside(cell)
+        kind = DynamoDeployment if is_kind(cell.service) else Deployment
         name = cell.server.model_dump_json()
-        there = self._fleets.get(name)
+        place = f"{kind.__name__} {name}"
+        there = self._fleets.get(place)
         if there is None or not there.serves(cell) or cell.fresh:
             if not self.side_by_side:
                 self.stop()
             elif there is not None:
-                self._fleets.pop(name).stop()
+                self._fleets.pop(place).stop()
             workers = cell.workers if cell.fresh else max(cell.workers, self.fleet_sizes.get(name, 1))
             bar.set_postfix_str(f"starting {workers} servers")
             self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
-            there = Deployment(cell.server, workers, self._logs)
+            there = kind(cell.server, workers, self._logs)
             with quiet.starting():
                 there.start()
-            self._fleets[name] = there
+            self._fleets[place] = there
         return there.use(cell)
 
     def start_together(self, configs: list[ServerConfig], quiet: Quiet) -> None:

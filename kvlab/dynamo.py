@@ -1,0 +1,214 @@
+"""NVIDIA Dynamo in place of a fleet and its router: its frontend, with real vLLM engines in Dynamo's own workers.
+
+Dynamo's router speaks to its own workers only, so that they take the place of vLLM's API servers: the same engine, the
+same flags, the same counters. Discovery is a folder, events go over ZeroMQ; neither etcd nor NATS is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kvlab import caches, control, engine, model_files, ports, processes, router_checks, router_packages
+from kvlab.client import Endpoint
+from kvlab.config import Cell, ServerConfig
+from kvlab.control import Capacity
+from kvlab.errors import ConfigError, ServerDied, ServerError
+from kvlab.leashed import Leashed
+from kvlab.service import Service
+
+MODES = {"dynamo-kv": "kv", "dynamo-random": "random", "dynamo-round-robin": "round-robin"}
+WORKER = Path(__file__).with_name("dynamo_worker.py")
+LOCAL = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_SYSTEM_HOST")
+PLANES = {"DYN_DISCOVERY_BACKEND": "file", "DYN_EVENT_PLANE": "zmq", "DYN_REQUEST_PLANE": "tcp"}
+POLL_S = 0.25
+
+
+def is_kind(service: str) -> bool:
+    """Whether a cell's service is one of Dynamo's."""
+    return service.partition(":")[2].startswith("dynamo-")
+
+
+class DynamoDeployment:
+    """Frontend and workers for one laboratory, with the read side of `Deployment`. A frontend of its own for each cell.
+
+    The prefix caches are not emptied between cells: prompts of two runs share nothing, and what is old goes first.
+    """
+
+    def __init__(self, config: ServerConfig, workers: int, log_dir: Path, *, ready_timeout_s: float = 600.0):
+        self.config, self.workers, self.ready_timeout_s = config, workers, ready_timeout_s
+        self._log_dir = Path(log_dir) / f"dynamo-{id(self):x}"
+        self.log_path = self._log_dir / "dynamo.log"
+        self.programs: list[Leashed] = []
+        self.endpoints: list[Endpoint] = []
+        self._frontend: Leashed | None = None
+        self._service: Service | None = None
+        self._mode: str | None = None
+
+    def start(self) -> DynamoDeployment:
+        """Starts the workers and waits until each has its engine. Raises ServerError with the cause of the log."""
+        _, self.version = router_packages.require("dynamo")
+        engine.check(self.config)
+        self._model, self._extra = model_files.resolve_model(self.config)
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._began = time.monotonic()
+        try:
+            for i in range(self.workers):
+                self._start_worker(i)
+            self._wait(self.programs, lambda: all(map(_has_engine, self.endpoints)))
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_s = round(time.monotonic() - self._began, 1)
+        self._capacity = control.read_capacity(self.endpoints[0])
+        return self
+
+    def _start_worker(self, i: int) -> None:
+        port, events = ports.free_port(), ports.free_port()
+        flags = engine.to_argv(self.config, self._model, port)
+        flags = flags[flags.index("--enable-prompt-tokens-details") + 1 :]
+        told = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{events}"}
+        argv = [sys.executable, str(WORKER), "--model", self._model, "--served-model-name", self.config.served_name]
+        argv += [*flags, *self._extra, "--kv-events-config", json.dumps(told)]
+        env = engine.environment(self.config, local_model=True) | caches.environment(self.config)
+        program = Leashed(
+            argv,
+            port=port,
+            log_dir=self._log_dir,
+            name=f"w{i}",
+            env=self._environment(env) | {"DYN_SYSTEM_PORT": str(port)},
+        )
+        program.start()
+        self.programs.append(program)
+        vocab = model_files.safe_token_ids(self._model) or control.GUESSED_VOCAB
+        self.endpoints.append(
+            Endpoint(f"http://127.0.0.1:{port}", self.config.served_name, vocab=vocab, worker=f"w{i}")
+        )
+
+    def _environment(self, base: dict[str, str]) -> dict[str, str]:
+        own = router_packages.environment("dynamo", base)
+        return own | PLANES | dict.fromkeys(LOCAL, "127.0.0.1") | {"DYN_FILE_KV": str(self._log_dir / "discovery")}
+
+    def _wait(self, programs: list[Leashed], ready) -> None:
+        while not ready():
+            for program in programs:
+                if not program.running:
+                    raise self._died(program, "while it started")
+            if time.monotonic() - self._began > self.ready_timeout_s:
+                raise ServerError(
+                    f"Dynamo was not ready after {self.ready_timeout_s:g} s",
+                    next_step=f"read its logs: {self._log_dir}",
+                )
+            time.sleep(POLL_S)
+
+    def serves(self, cell: Cell) -> bool:
+        """Whether these workers are what the cell asks for: Dynamo routes to all of them."""
+        return cell.server == self.config and cell.workers == self.workers and is_kind(cell.service)
+
+    def use(self, cell: Cell) -> DynamoDeployment:
+        """A new frontend in the cell's mode. Raises ConfigError or ServerError; nothing was sent then."""
+        kind = cell.service.partition(":")[2]
+        if kind not in MODES:
+            raise ConfigError(f"There is no router {kind!r}.", next_step=f"use one of: {', '.join(MODES)}")
+        self._close_frontend()
+        self.check_alive()
+        port = ports.free_port()
+        argv = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
+        argv += ["--router-mode", MODES[kind], "--router-min-initial-workers", str(self.workers), *cell.service_args]
+        if self.config.block_size:
+            argv += ["--kv-cache-block-size", str(self.config.block_size)]
+        environment = self._environment(router_packages.environment("dynamo"))
+        self._frontend = Leashed(argv, port=port, log_dir=self._log_dir, name=kind, env=environment)
+        self._mode, self._flags, self._began = MODES[kind], cell.service_args, time.monotonic()
+        self._frontend.start()
+        entrance = replace(self.endpoints[0], base_url=f"http://127.0.0.1:{port}", worker=None)
+        self._wait([self._frontend, *self.programs], lambda: self._routes(entrance))
+        self._service = Service(self.endpoints, cell.service, seed=cell.load.pick_seed, entrance=entrance)
+        return self
+
+    def _routes(self, entrance: Endpoint) -> bool:
+        """Whether the frontend knows every worker, and a completion comes back."""
+        try:
+            status, text = control.call(entrance, "/health")
+            known = [i for i in json.loads(text).get("instances", []) if i.get("endpoint") == "generate"]
+            if status != 200 or len(known) < self.workers:
+                return False
+            return control.answers(*control.complete(entrance, [entrance.vocab[0]]))
+        except (OSError, ValueError, ServerError):
+            return False
+
+    @property
+    def endpoint(self) -> Service:
+        """Where the load goes."""
+        return self._service
+
+    @property
+    def capacity(self) -> Capacity:
+        """The KV pool of one worker, as its engine states it."""
+        return self._capacity
+
+    def check_alive(self) -> None:
+        """ServerDied where the frontend or a worker has ended; ServerError where KV routing found no block anywhere."""
+        for program in [*self.programs, *([self._frontend] if self._frontend else [])]:
+            if not program.running:
+                raise self._died(program, "while it was in use")
+
+    def _died(self, program: Leashed, when: str) -> ServerDied:
+        said = router_checks.death(program.log_text())
+        return ServerDied(
+            f"A program of Dynamo ended {when} (exit code {program.exit_code})",
+            f"its log says: {said}" if said else None,
+            f"read its log: {program.log_path}",
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What a stored run says: frontend, flags and version, and each worker."""
+        parts = [f"== {p.log_path.stem}\n{p.log_text()}" for p in (*self.programs, self._frontend)]
+        self.log_path.write_text("\n".join(parts))
+        told = {"how": self._service.how, "pick_seed": self._service.seed, "product": "dynamo", "version": self.version}
+        told |= {"command": shlex.join(self._frontend.argv), "flags": self._flags, "mode": self._mode}
+        workers = [
+            {
+                "worker": e.worker,
+                "port": p.port,
+                "pid": p.pid,
+                "command": shlex.join(p.argv),
+                "memory": processes.memory_of(p.id),
+            }
+            for e, p in zip(self.endpoints, self.programs, strict=True)
+        ]
+        first = {"version": engine.installed_build()[1], "command": workers[0]["command"]}
+        return first | {
+            "capacity": asdict(self._capacity),
+            "ready_s": self.ready_s,
+            "service": told,
+            "workers": workers,
+        }
+
+    def _close_frontend(self) -> None:
+        frontend, self._frontend = self._frontend, None
+        if frontend is not None:
+            frontend.stop()
+
+    def stop(self) -> None:
+        """Ends the frontend and every worker. Safe to call twice."""
+        self._close_frontend()
+        programs, self.programs = self.programs, []
+        if programs:
+            with ThreadPoolExecutor(max_workers=len(programs)) as pool:
+                list(pool.map(lambda one: one.stop(), programs))
+
+
+def _has_engine(endpoint: Endpoint) -> bool:
+    """Whether the worker's engine is up: its counters are there."""
+    try:
+        status, text = control.call(endpoint, "/metrics", timeout_s=2.0)
+    except OSError:
+        return False
+    return status == 200 and "vllm:prefix_cache_queries_total" in text
