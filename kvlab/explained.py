@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import warnings
 
 import typer
 
@@ -13,7 +15,14 @@ from kvlab.invocation import as_typed
 
 @contextlib.contextmanager
 def errors_explained():
-    """One message on standard error and exit code 1 (2 for bad input) in place of a traceback."""
+    """One message on standard error and exit code 1 (2 for bad input) in place of a traceback.
+
+    SIGTERM ends a command as Ctrl-C does: in order, with nothing left behind.
+    """
+    warnings.showwarning = _warn
+    with contextlib.suppress(ValueError):  # not in the main thread
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KvlabError as error:
@@ -29,6 +38,12 @@ def errors_explained():
             raise
         _say(str(files.explained(error, str(error.filename or "A file"))))
         raise typer.Exit(1) from None
+
+
+def _warn(message, category, filename, lineno, file=None, line=None) -> None:
+    """Our own warnings without the line of code that gave them; others only matter to whoever writes that code."""
+    if category is UserWarning:
+        typer.secho(as_typed(f"Warning: {message}"), err=True, fg="yellow")
 
 
 def _say(text: str) -> None:

@@ -80,6 +80,7 @@ def explained(error: OSError, what: str) -> StoreError:
         errno.EROFS: "the file system is read-only",
         errno.EACCES: f"the folder belongs to somebody else, or may not be written by {_user()}",
         errno.EPERM: f"the folder belongs to somebody else, or may not be written by {_user()}",
+        errno.ENOENT: "the folder above it is gone, or takes no files, as /proc",
         errno.ENOTDIR: "a file stands where a folder is needed",
         errno.EEXIST: "a file stands where a folder is needed",
         errno.ENAMETOOLONG: "the name is too long",
@@ -103,6 +104,11 @@ def _user() -> str:
 def check_writable(folder: Path) -> None:
     """StoreError where no file can be made in `folder` (or in the nearest one above it that exists)."""
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
-    with disk_errors(f"A measurement in {folder}"), tempfile.TemporaryFile(dir=there) as probe:
-        probe.write(b"x" * 4096)
-        probe.flush()
+    try:
+        with tempfile.TemporaryFile(dir=there) as probe:
+            probe.write(b"x" * 4096)
+            probe.flush()
+    except OSError as error:
+        told = explained(error, "x")
+        reason = "the disk is full" if is_full(error) else error.strerror
+        raise StoreError(f"The data folder {folder} cannot be written: {reason}.", told.cause, told.next_step) from None

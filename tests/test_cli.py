@@ -271,7 +271,8 @@ def test_a_data_folder_that_cannot_be_written_is_refused_with_its_cause(project,
     (project / "file").write_text("")
     monkeypatch.setenv("KVLAB_DATA", str(project / "file"))
     code, _, error = call("measure", "one", "--machine", "mine")
-    assert code == 1 and "a file stands where a folder is needed" in error and "KVLAB_DATA" in error
+    assert code == 1 and f"The data folder {project / 'file'} cannot be written" in error
+    assert "a file stands where a folder is needed" in error and "KVLAB_DATA" in error
 
 
 def test_claims_that_cannot_be_read_are_set_aside_and_named(project):

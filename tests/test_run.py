@@ -145,7 +145,8 @@ def test_any_other_error_is_named_by_its_kind(tmp_path):
         run.execute(path, {}, tmp_path / "out.ipynb")
 
 
-def test_ctrl_c_ends_the_kernel_and_says_so(tmp_path):  # pitfall 26
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_kernel_and_says_so(tmp_path, number):  # pitfall 26
     pid_file = tmp_path / "pid"
     write = f"import os; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\nimport time; time.sleep(60)"
     notebook(tmp_path / "notebooks" / "00_start_here.ipynb", write, parameters=COMMON)
@@ -164,7 +165,7 @@ def test_ctrl_c_ends_the_kernel_and_says_so(tmp_path):  # pitfall 26
     while child.poll() is None and not (pid_file.is_file() and pid_file.read_text()):
         time.sleep(0.1)
     time.sleep(0.3)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, told = child.communicate(timeout=20)
     assert told.strip() == "Interrupted. What was measured is kept; the same command resumes."
     assert child.returncode == 130
