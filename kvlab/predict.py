@@ -301,3 +301,13 @@ def prefill_model(points: list[tuple[int, float | None]], chunk_tokens: int | No
     found, _ = optimize.nnls(design / scale, np.ones_like(n))
     model = PrefillModel(*(found / scale).tolist())
     return model if model.ttft_s(int(n.max())) > model.fixed_s else None
+
+
+def largest_full_graph(max_num_seqs: int) -> int:
+    """The largest batch of one-token steps for which vLLM captures a full CUDA graph: its sizes are 1, 2, 4, 8, 16 ...
+
+    From 8 on every eighth, from 256 on every sixteenth, and none above max_num_seqs: a cap of 34 leaves its own full
+    batches of 33 and 34 outside. Source: vLLM 0.26, vllm/config/compilation.py and the startup logs of this dataset.
+    """
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+    return max(size for size in sizes if size <= max(1, max_num_seqs))

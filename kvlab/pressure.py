@@ -225,6 +225,27 @@ def cap_changes(claims: Iterable[Claim]) -> str | None:
     return "Against the highest cap, " + "; ".join(parts) + "." if parts else None
 
 
+def outside_of_graphs(claims: Iterable[Claim]) -> str | None:
+    """Which caps let more requests run than any full CUDA graph holds, and what a step costs there."""
+    by_cap: dict[int, dict[str, Claim]] = {}
+    for c in claims:
+        if c.quantity in ("largest_full_graph", "itl_p50_s", "running_max") and c.measured is not None:
+            by_cap.setdefault(int(parse_conditions(c.conditions).get("max_num_seqs", 0)), {})[c.quantity] = c
+    whole = {cap: {q: c.measured for q, c in found.items()} for cap, found in by_cap.items() if len(found) == 3}
+    over = [cap for cap, at in whole.items() if at["running_max"] > at["largest_full_graph"]]
+    inside = [cap for cap in whole if cap not in over]
+    if not over or not inside:
+        return None
+    near = {cap: min(inside, key=lambda other, cap=cap: abs(other - cap)) for cap in over}
+    parts = [
+        f"max_num_seqs {cap}: up to {whole[cap]['running_max']:g} run, the largest full CUDA graph holds "
+        f"{whole[cap]['largest_full_graph']:g}, and a step takes {whole[cap]['itl_p50_s'] * 1e3:.1f} ms against "
+        f"{whole[near[cap]]['itl_p50_s'] * 1e3:.1f} ms at cap {near[cap]}"
+        for cap in over
+    ]
+    return "A cap between two capture sizes leaves the graphs. " + "; ".join(parts) + "."
+
+
 def best_cap(claims: Iterable[Claim]) -> str | None:
     """Whether the best of the measured caps is the computed one, and how sure the measurement is of it."""
     claims = list(claims)

@@ -225,6 +225,19 @@ def _blocks(body: str) -> int | None:
     return int(number) if number else None
 
 
+def full_graph_sizes(text: str) -> tuple[int, ...]:
+    """Numbers of running requests for which a whole decode step is one CUDA graph, ascending; empty without a word.
+
+    vLLM captures the smallest of its capture sizes as full graphs, as many as its progress bar counts; larger batches
+    run as pieces between which the CPU launches attention.
+    """
+    sizes = re.search(r"cudagraph_capture_sizes': \[([\d, ]+)\]", text)
+    bars = re.findall(r"Capturing CUDA graphs \([^)]*FULL\):\s+100%[^|]*\|[^|]*\|\s*(\d+)/\d+", text)
+    if not sizes or not bars:
+        return ()
+    return tuple(sorted(int(size) for size in sizes[1].split(","))[: int(bars[-1])])
+
+
 def _last(pattern: str, body: str) -> re.Match | None:
     return next(reversed(list(re.finditer(pattern, body))), None)
 

@@ -5,7 +5,7 @@ import pytest
 from tables_for_tests import request, requests
 from test_iterations import PAIR, PROBE, log
 
-from kvlab import blocks, claims, measure, pressure, profile, store
+from kvlab import blocks, claims, measure, predict, pressure, profile, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import ConfigError
 from kvlab.pauses import Pause
@@ -195,3 +195,24 @@ def test_the_best_cap_is_told_as_it_was_measured_and_not_as_it_was_hoped():
     same = claims.claim("max_num_seqs", "best_max_num_seqs", {"among": "5-9"}, computed=9, measured=9, unit="requests")
     assert pressure.best_cap([same]) == "Of the caps 5, 9 the best one measured is 9, as computed."
     assert pressure.best_cap([]) is None
+
+
+def graph_claims(cap, running, graph, step_s):
+    at = {"max_num_seqs": cap}
+    values = (
+        ("running_max", running, "requests"),
+        ("largest_full_graph", graph, "requests"),
+        ("itl_p50_s", step_s, "s"),
+    )
+    return [claims.claim("max_num_seqs", name, at, measured=value, unit=unit) for name, value, unit in values]
+
+
+def test_a_cap_that_lets_more_run_than_a_graph_holds_is_told_with_its_price():
+    told = pressure.outside_of_graphs(graph_claims(34, 34, 32, 0.0107) + graph_claims(40, 37, 40, 0.0033))
+    assert "max_num_seqs 34" in told and "10.7 ms against 3.3 ms at cap 40" in told
+    assert pressure.outside_of_graphs(graph_claims(32, 32, 32, 0.003) + graph_claims(40, 37, 40, 0.0033)) is None
+
+
+@pytest.mark.parametrize(("cap", "size"), [(1, 1), (3, 2), (7, 4), (16, 16), (34, 32), (40, 40), (64, 64), (300, 288)])
+def test_full_graphs_end_at_the_largest_capture_size_below_the_cap(cap, size):
+    assert predict.largest_full_graph(cap) == size

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.failures import advice, server_died
-from kvlab.startup_log import last_lines, parse_startup, phase_of, root_cause
+from kvlab.startup_log import full_graph_sizes, last_lines, parse_startup, phase_of, root_cause
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -282,3 +282,11 @@ def test_the_error_of_an_empty_log_says_so(tmp_path):
 
 def test_last_lines_split_progress_bars():
     assert last_lines("a\rb\n\nc\n", 2) == ["b", "c"]
+
+
+def test_the_sizes_of_full_graphs_are_the_smallest_of_the_capture_sizes():
+    config = "with config: 'cudagraph_capture_sizes': [1, 2, 4, 8, 16, 24, 32, 40], 'x': 1\n"
+    bars = "Capturing CUDA graphs (PIECEWISE): 100%|##| 8/8 [00:01<00:00]\rCapturing CUDA graphs (FULL): 100%|##| 7/7 ["
+    assert full_graph_sizes(config + bars) == (1, 2, 4, 8, 16, 24, 32)
+    assert full_graph_sizes(config + bars.replace("FULL", "decode, FULL")) == (1, 2, 4, 8, 16, 24, 32)
+    assert full_graph_sizes(config) == full_graph_sizes(bars) == ()
