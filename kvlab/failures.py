@@ -149,10 +149,11 @@ def server_died(
     text = log_path.read_text(errors="replace") if log_path.exists() else ""
     decisive = root_cause(text)
     own_error = decisive is not None and not is_consequence(decisive)
-    killed = _killed(exit_code, text, engine_gone and not own_error)
+    asked = ASKED in text  # first: its engine is then gone too, and what does not end in time is killed
+    killed = None if asked else _killed(exit_code, text, engine_gone and not own_error)
     if killed:
         return _was_killed(f"The vLLM server ended {when}: {killed}.", log_path, oom_before)
-    if ASKED in text or (exit_code in (0, 143) and not own_error):
+    if asked or (exit_code in (0, 143) and not own_error):
         return ServerDied(
             f"The vLLM server was asked to end {when}, and did.",
             "kvlab stop, or a SIGTERM from somebody or from the system",

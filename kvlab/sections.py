@@ -101,8 +101,9 @@ def together(sections: list[str], profile_name: str, machine: str, mode: str, ba
 def results(machine: str, names: list[str]) -> str:
     """Where the results of a finished command lie."""
     notebooks = [os.path.relpath(BUILD / "notebooks" / run.notebook_of(name).name) for name in names]
+    claims = store.machine_dir(machine) / "claims.csv"
     lines = [
-        f"claims     {_short(store.machine_dir(machine) / 'claims.csv')}",
+        f"claims     {_short(claims) if claims.is_file() else 'none were stated'}",
         f"notebooks  {', '.join(notebooks)}",
         f"report     kvlab report --mode replay --machine {machine}",
     ]

@@ -253,7 +253,10 @@ def test_a_second_measurement_is_refused_before_it_begins_and_can_be_looked_at(p
 
 
 def test_a_measurement_says_what_it_does_and_where_its_results_are(project):
-    code, told, _ = call("measure", "one", "two", "--machine", "mine")
+    assert "none were stated" in call("measure", "one", "--machine", "mine")[1]
+    (project / "data" / "mine").mkdir(parents=True)
+    (project / "data" / "mine" / "claims.csv").write_text("")
+    code, told, _ = call("measure", "one", "two", "--machine", "mine", "--mode", "measure")
     assert code == 0 and "[1/2] one: measures" in told and "[2/2] two: measures" in told
     for place in ("data/mine/claims.csv", "_build/notebooks/01_one.ipynb", "kvlab report --mode replay --machine mine"):
         assert place in told

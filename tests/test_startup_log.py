@@ -263,6 +263,12 @@ def test_a_server_that_was_asked_to_end_is_told_from_one_that_failed(tmp_path, t
     assert "was asked to end while it was in use" in told and "kvlab stop" in told and "resumes" in told
 
 
+@pytest.mark.parametrize(("code", "gone"), [(None, True), (137, True), (0, True)])
+def test_an_engine_that_ends_because_it_was_asked_was_not_killed(tmp_path, code, gone):
+    told = died(tmp_path, "[leash] ending the server: a signal asked for it\n", code, engine_gone=gone)
+    assert "was asked to end" in told and "signal 9" not in told
+
+
 def test_the_unknown_is_not_guessed():
     assert advice("RuntimeError: something new") == (None, None)
 
