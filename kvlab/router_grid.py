@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvlab import config, hit_grid, hits, router, router_packages, store
+from kvlab import config, hit_grid, hits, measure, profile, router, router_packages, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import ConfigError
 from kvlab.hit_grid import Blocks
@@ -33,6 +33,19 @@ class Arm(NamedTuple):
 def short(service: str) -> str:
     """A route in a condition: vllm-cache-aware, random-connection."""
     return (service.partition(":")[2] or service).replace("_", "-")
+
+
+def grids(lab: Lab) -> tuple[Routing, ServiceHitRate]:
+    """The routes, and the lengths that they are measured with; ConfigError where a profile has only the routes."""
+    grid, lengths = lab.section_grid(), lab.profile.service_hit_rate
+    if lab.profile.routing is None:
+        lengths = profile.load_profile(measure.BORROWED[lab.profile.server.engine]).service_hit_rate
+    if lengths is None:
+        raise ConfigError(
+            f"The profile {lab.profile.name} has [routing] and no [service_hit_rate], whose lengths it takes.",
+            next_step="copy that table from a built-in profile",
+        )
+    return grid, lengths
 
 
 def arms(server: ServerConfig, grid: Routing, lengths: ServiceHitRate) -> list[Arm]:
