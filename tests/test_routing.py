@@ -1,0 +1,237 @@
+"""The section on routers: its cells, what follows from a route alone, its sentences, routers behind a laboratory."""
+
+import fakes
+import pytest
+from fakes import open_lab
+
+from kvlab import (
+    claims,
+    dynamo,
+    dynamo_worker,
+    explain_routes,
+    hit_grid,
+    hits,
+    profile,
+    router_grid,
+    router_packages,
+    servers,
+)
+from kvlab.config import Cell, LoadConfig, ServerConfig
+from kvlab.errors import ConfigError, ServerError
+from kvlab.router_grid import ONE, TOGETHER
+
+CPU = ServerConfig(model="tiny", engine="cpu", kv_cache_memory_bytes=2**20, block_size=32)
+LOAD = LoadConfig(
+    workload="shared_prefix",
+    requests=24,
+    concurrency=2,
+    prefixes=2,
+    warmup_requests=2,
+    prefix_tokens=64,
+    input_tokens=80,
+    output_tokens=1,
+)
+PROFILE = profile.load_profile("cpu-tiny")
+LENGTHS = PROFILE.service_hit_rate
+SERVER = PROFILE.server_with(LENGTHS.server)
+SIZE = hit_grid.blocks(LENGTHS.geometry, SERVER, LENGTHS.prefix_tokens, LENGTHS.tail_tokens, LENGTHS.output_tokens)
+
+
+INSTALLED = router_packages.place("vllm-router")
+needs_router = pytest.mark.skipif(
+    router_packages.version("vllm-router") is None, reason="not installed: kvlab router install vllm-router"
+)
+
+
+def with_routers(monkeypatch, tmp_path):
+    """Fakes in place of vLLM, in a cache of their own, and the real router of this machine."""
+    fakes.install(monkeypatch, tmp_path, cache_blocks=100, block_size=32)
+    (tmp_path / "routers").mkdir()
+    (tmp_path / "routers" / "vllm-router").symlink_to(INSTALLED)
+    monkeypatch.setenv(router_packages.FOLDER, str(tmp_path / "routers"))
+
+
+def cell(service, **values):
+    return Cell(name="route", server=CPU, load=LOAD, workers=2, service=service, **values)
+
+
+# -- cells --------------------------------------------------------------------------------------------------------
+
+
+def test_every_route_sends_the_same_requests():
+    arms = router_grid.arms(SERVER, PROFILE.routing, LENGTHS)
+    same = {arm.cell.load.model_copy(update={"new_connection": True, "warmup_concurrency": 0}) for arm in arms}
+    assert len(same) == 1
+    assert {arm.cell.load.new_connection for arm in arms if arm.name == "random-connection"} == {True}
+    warm = {(arm.name, arm.warmup): arm.cell.load.warmup_concurrency for arm in arms}
+    assert warm["vllm-cache-aware", ONE] == 1 and warm["vllm-cache-aware", TOGETHER] == 0
+    # The fleet stays up for all of them; Dynamo's own workers start once, after it.
+    owns = [router_grid.own_workers(arm.cell.service) for arm in arms]
+    assert owns == sorted(owns) and True in owns
+
+
+def test_the_hop_is_measured_between_two_direct_runs():
+    cells = router_grid.hop_cells(SERVER, PROFILE.routing)
+    direct = [(i, c.repeat) for i, c in enumerate(cells) if c.service == router_grid.DIRECT]
+    assert [repeat for _, repeat in direct] == [0, 1] and direct[0][0] == 0
+    assert all(c.load.workload == "unique" and c.load.concurrency == 1 for c in cells)
+
+
+def test_each_built_in_profile_has_routes_and_their_lengths():
+    for name in profile.built_in():
+        found = profile.load_profile(name)
+        assert found.routing and found.service_hit_rate, name
+        kinds = {route.service.partition(":")[2] for route in found.routing.routes if ":" in route.service}
+        assert {"vllm-cache-aware", "smg-cache-aware", "dynamo-kv"} <= kinds
+
+
+def test_routes_without_lengths_are_refused(monkeypatch, tmp_path):
+    fakes.install(monkeypatch, tmp_path)
+    lab = open_lab(section="routing")
+    lab.profile = PROFILE.model_copy(update={"service_hit_rate": None})
+    with pytest.raises(ConfigError, match="no .service_hit_rate."):
+        router_grid.grids(lab)
+
+
+# -- computed -----------------------------------------------------------------------------------------------------
+
+
+def test_placements_lie_below_their_bounds():
+    blocks = (SIZE.usable, SIZE.prefix, SIZE.own)
+    perfect = hits.placed_hit_ratios(*blocks, 24, 6)
+    hashed = hits.placed_hit_ratios(*blocks, 24, 6, hashed=True)
+    assert hashed.any < perfect.any <= hits.affinity_bound(SIZE.fit, 24, 6) + 1e-9
+    assert perfect == pytest.approx(hits.stack_hit_ratios(*blocks, 4))  # four prefixes on each
+    assert hits.placed_hit_ratios(*blocks, 24, 1, hashed=True) == pytest.approx(hits.stack_hit_ratios(*blocks, 24))
+
+
+def test_unequal_numbers_of_prefixes_are_weighed_by_their_requests():
+    blocks = (SIZE.usable, SIZE.prefix, SIZE.own)
+    three, four = (hits.stack_hit_ratios(*blocks, k).full for k in (3, 4))
+    assert hits.placed_hit_ratios(*blocks, 7, 2).full == pytest.approx((3 * three + 4 * four) / 7)
+
+
+def test_what_follows_from_a_route_alone():
+    found = {
+        (a.name, a.warmup): router_grid.expected(a, SIZE) for a in router_grid.arms(SERVER, PROFILE.routing, LENGTHS)
+    }
+    assert found["random-connection", ONE].any == found["vllm-round-robin", ONE].any < 0.2
+    assert found["placed", ONE].any > 0.9 > found["vllm-consistent-hash", ONE].any > 0.7
+    assert found["vllm-cache-aware", ONE].any < 0.2  # all on one worker
+    assert found["vllm-cache-aware", TOGETHER] is None and found["dynamo-kv", ONE] is None
+
+
+# -- through a laboratory -----------------------------------------------------------------------------------------
+
+
+@needs_router
+def test_a_router_is_started_for_its_cell_and_told_in_the_run(monkeypatch, tmp_path):
+    with_routers(monkeypatch, tmp_path)
+    lab = open_lab(section="routing")
+    (result,) = router_grid.measured(lab, [cell("router:vllm-consistent-hash", service_args=("--log-level", "info"))])
+    lab.close()
+    told = result.run.manifest["server"]["service"]
+    assert told["version"] == router_packages.PRODUCTS["vllm-router"].version and "--log-level" in told["flags"]
+    assert sum(told["decisions"]["workers"].values()) >= 24 and set(told["decisions"]["workers"]) <= {"w0", "w1"}
+
+
+@needs_router
+def test_a_router_that_falls_back_is_no_result_and_ends_nothing(monkeypatch, tmp_path):  # pitfall 34
+    with_routers(monkeypatch, tmp_path)
+    lab = open_lab(section="routing")
+    bad, good = router_grid.measured(lab, [cell("router:vllm-kv-aware"), cell("router:vllm-random")])
+    lab.close()
+    assert bad.run is None and bad.failed and "does not do what its mode says" in bad.reason
+    assert good.run is not None
+
+
+def test_a_router_that_is_not_installed_is_a_reason(monkeypatch, tmp_path):
+    fakes.install(monkeypatch, tmp_path, cache_blocks=100, block_size=32)
+    monkeypatch.setenv(router_packages.FOLDER, str(tmp_path))
+    lab = open_lab(section="routing")
+    cells = [cell("router:smg-cache-aware"), cell("router:dynamo-kv"), cell("random_request"), cell("router:dynamo-no")]
+    smg, nvidia, none, unknown = router_grid.measured(lab, cells)
+    lab.close()
+    assert "kvlab router install smg" in smg.reason and "kvlab router install dynamo" in nvidia.reason
+    assert not smg.failed and none.run is not None and unknown.run is None
+
+
+# -- Dynamo -------------------------------------------------------------------------------------------------------
+
+
+def test_dynamo_takes_the_place_of_the_fleet(monkeypatch, tmp_path):
+    assert (
+        dynamo.is_kind("router:dynamo-kv") and not dynamo.is_kind("router:vllm-random") and not dynamo.is_kind("placed")
+    )
+    monkeypatch.setenv(router_packages.FOLDER, str(tmp_path))
+    with pytest.raises(ServerError, match="kvlab router install dynamo"):
+        servers.Servers()._fleet_for(cell("router:dynamo-kv"), _Quiet(), _Bar())
+
+
+class _Quiet:
+    turns = False
+
+    def starting(self):
+        import contextlib
+
+        return contextlib.nullcontext()
+
+
+class _Bar:
+    def set_postfix_str(self, text):
+        pass
+
+
+def test_a_dead_program_of_dynamo_is_told_with_its_log(monkeypatch, tmp_path):
+    there = dynamo.DynamoDeployment(CPU, 1, tmp_path)
+    program = dynamo.Leashed(["false"], port=1, log_dir=tmp_path, name="w0", env={})
+    program.start()
+    there.programs = [program]
+    program._leash.wait(10)
+    with pytest.raises(ServerError, match=r"A program of Dynamo ended while it was in use \(exit code 1\)"):
+        there.check_alive()
+    there.stop()
+
+
+def test_missing_parts_are_stood_in_for(monkeypatch):
+    monkeypatch.setattr(dynamo_worker.importlib.util, "find_spec", lambda name: None)
+    for name in (*dynamo_worker.TRANSFER, dynamo_worker.IMAGES):
+        monkeypatch.setitem(dynamo_worker.sys.modules, name, None)
+    dynamo_worker.stand_in()
+    import nixl._api  # noqa: F401
+
+    assert dynamo_worker.sys.modules[dynamo_worker.IMAGES].smart_resize is None
+
+
+# -- sentences ----------------------------------------------------------------------------------------------------
+
+
+def routed(quantity, routing, warmup, value, unit="ratio"):
+    where = {"routing": routing, "warmup": warmup, "prefixes": 24}
+    return claims.claim("routing", quantity, where, measured=value, unit=unit, reason="none")
+
+
+def test_sentences_name_routes_and_numbers():
+    made = [
+        routed("hit_ratio", "a", ONE, 0.19),
+        routed("hit_ratio", "a", TOGETHER, 0.85),
+        routed("busiest_worker_share", "a", ONE, 6.0, "x"),
+        routed("busiest_worker_share", "a", TOGETHER, 1.5, "x"),
+        routed("ttft_p50_s", "a", ONE, 0.2, "s"),
+        routed("ttft_p50_s", "a", TOGETHER, 0.1, "s"),
+        routed("requests_per_s", "a", ONE, 10, "req/s"),
+        routed("requests_per_s", "a", TOGETHER, 30, "req/s"),
+        routed("hop_adds_ttft_s", "a", None, 0.001, "s"),
+    ]
+    assert "1 of 2 routes pass the hash. Hits: a (together) 85%, a (one-by-one) 19%" in explain_routes.reached(
+        made, 0.98, 0.81
+    )
+    assert "19.0% after a warm-up one by one, 85.0% after one together" in explain_routes.warmed(made)
+    assert "6.0 and 1.5 times its share" in explain_routes.warmed(made)
+    assert "2.0 times as fast, and 3.0 times as many" in explain_routes.quicker(made)
+    assert "a +1.00 ms; two runs without a router differ by 0.30 ms" in explain_routes.hop(made, 0.0003)
+
+
+def test_without_measurements_there_is_nothing_to_say():
+    assert explain_routes.reached([], 1, 1) is explain_routes.warmed([]) is explain_routes.quicker([]) is None
+    assert explain_routes.hop([], None) is explain_routes.decided([]) is None
