@@ -9,7 +9,7 @@ OPTIONS := --profile $(PROFILE) $(if $(MACHINE),--machine $(MACHINE))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help report measure replay test lint lab routers install install-light clean
+.PHONY: help report measure replay site test lint lab routers install install-light clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,14 +24,27 @@ measure: install ## measure everything on this machine again, then render the re
 replay: install-light ## render the report from the committed data; no vLLM, no GPU
 	$(RUN) report --mode replay $(OPTIONS)
 
+site: install-light ## _build/site: the report as static pages in two languages, from stored claims and figures
+	$(RUN) site $(if $(MACHINE),--machine $(MACHINE))
+
 test: install ## the whole test suite, real vLLM on the CPU included
+	@$(RUN) router install vllm-router smg || echo "The tests of these routers are skipped."
 	$(BIN)/python -m pytest
+
+test-browser: install-light ## JupyterLab in a headless Chromium: every notebook opens, "Run all", a slider moves
+	KVLAB_BROWSER=1 $(BIN)/python -m pytest -m browser
 
 lint: install-light ## ruff over code and notebooks
 	$(BIN)/ruff check . && $(BIN)/ruff format --check kvlab tests tools
 
 routers: install ## the routers of notebook 12, each in a folder of its own (about 160 MB)
 	$(RUN) router install vllm-router smg dynamo
+
+workshop-check: install-light ## execute the workshop's exercises: with the solutions all pass, unanswered none does
+	$(BIN)/python -m kvlab.workshop_check
+
+wheels: ## _build/wheels: everything of the light install, for a room without network (make PYTHON=... for its Python)
+	$(PYTHON) tools/build_wheels.py
 
 lab: install ## open JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
