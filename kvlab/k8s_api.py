@@ -53,7 +53,7 @@ class Api:
                 "the cluster is down, or not reachable from here (a VPN, a firewall, an old kubeconfig)",
                 "kubectl cluster-info",
             ) from None
-        return answer if raw else json.loads(data)
+        return answer if raw else _parsed(data, self.host)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -128,6 +128,8 @@ def _client():
 
 
 def _connect(kubernetes, context: str | None):
+    from yaml import YAMLError
+
     config, files = kubernetes.config, _kubeconfig()
     configuration = kubernetes.client.Configuration()
     configuration.retries = False  # an error is told at once, and without warnings before it
@@ -142,7 +144,7 @@ def _connect(kubernetes, context: str | None):
             )
         else:
             config.load_kube_config(config_file=files, context=context, client_configuration=configuration)
-    except (config.ConfigException, OSError, ValueError, TypeError) as error:
+    except (config.ConfigException, YAMLError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"The kubeconfig cannot be used: {error}",
             "it is damaged, has no such context, or names a file that is not there",
@@ -156,6 +158,17 @@ def _kubeconfig() -> str | None:
     names = os.environ.get("KUBECONFIG", "").split(os.pathsep)
     places = [Path(name).expanduser() for name in names if name] or [Path.home() / ".kube" / "config"]
     return os.pathsep.join(str(place) for place in places if place.is_file()) or None
+
+
+def _parsed(data: bytes, host: str) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise ServerError(
+            f"What answers at {host} speaks no JSON: {data[:80]!r}",
+            "a login page or a proxy, and not the Kubernetes API",
+            "kubectl cluster-info, and look at the address in the kubeconfig",
+        ) from None
 
 
 def _message(body: Any) -> str:

@@ -73,7 +73,7 @@ class Cluster:
         _check_pool(cell, self._capacities[0])
         self._reset = [_emptied(*pair) for pair in zip(self._endpoints, self._capacities, strict=True)]
         self.endpoint.check_load(cell.load)
-        self._follower = Follower(self._found, self.workers)
+        self._follower = Follower(self._found, self.workers, FOLLOW_S)
         return self
 
     @property
@@ -140,7 +140,7 @@ class Cluster:
 class Follower:
     """Looks at the pods every FOLLOW_S from a thread, so that one that went and came back in between is seen."""
 
-    def __init__(self, look, first: list[Worker], every_s: float = FOLLOW_S):
+    def __init__(self, look, first: list[Worker], every_s: float):
         self._look, self._last, self._every_s = look, first, every_s
         self._seen: list[str] = []
         self._end = threading.Event()
