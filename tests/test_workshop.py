@@ -1,0 +1,248 @@
+"""The workshop: exercises pass with their solutions and not without, and the checker knows what is usually confused."""
+
+import contextlib
+import io
+import json
+import math
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import v4
+
+from kvlab import predict, store, workshop, workshop_check
+from kvlab.errors import ConfigError, NotebookError
+from kvlab.workshop import PASSED, UNANSWERED, UNDECIDED, WRONG, Choice, Facts, Number
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "notebooks" / "workshop"
+EXERCISES = workshop_check.exercises(FOLDER)
+PARTS = workshop.parts()
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(workshop, "_verdicts", {})
+    monkeypatch.delenv("KVLAB_DATA", raising=False)
+    monkeypatch.chdir(FOLDER)
+
+
+def executed(notebook):
+    """The verdicts of a notebook whose cells are executed here: no kernel, hence fast."""
+    workshop._verdicts.clear()
+    names = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                exec(compile(cell.source, "cell", "exec"), names)
+    return {name: verdict.state for name, verdict in workshop.verdicts().items()}
+
+
+# -- the exercises ------------------------------------------------------------------------------------------------
+
+
+def test_there_are_ten_exercises_of_four_questions_each():
+    assert [path.name[:2] for path in EXERCISES] == [f"{n:02d}" for n in range(1, 11)]
+    assert set(PARTS) == {f"{n}.{part}" for n in range(1, 11) for part in workshop.LEVELS}
+    for n, path in enumerate(EXERCISES, 1):
+        asked = workshop_check.questions(nbformat.read(path, as_version=4))
+        assert asked == [f"answer_{n}_{part}" for part in workshop.LEVELS]
+        assert set(workshop_check.solutions_of(path)) >= set(asked)
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_an_exercise_passes_with_its_solutions_and_not_unanswered(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert set(executed(notebook).values()) == {UNANSWERED}
+    solved = executed(workshop_check.filled(notebook, workshop_check.solutions_of(path)))
+    assert len(solved) == 4 and set(solved.values()) == {PASSED}, workshop.verdicts()
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_an_exercise_gives_nothing_away(path):
+    notebook = nbformat.read(path, as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells).replace(",", "")
+    assert "letter(" not in text and "solution" not in text.lower()
+    for name in [name.removeprefix("answer_").replace("_", ".") for name in workshop_check.questions(notebook)]:
+        asked = PARTS[name]
+        if isinstance(asked, Number) and (right := asked.right(Facts())) >= 100:
+            assert f"{right:.0f}" not in text + asked.ask.replace(",", ""), name
+
+
+def test_an_exercise_needs_no_solutions_folder(tmp_path, monkeypatch):
+    shutil.copy(EXERCISES[0], tmp_path)
+    path = tmp_path / EXERCISES[0].name
+    with pytest.raises(NotebookError, match="withheld"):
+        workshop_check.solutions_of(path)
+    assert set(executed(nbformat.read(path, as_version=4)).values()) == {UNANSWERED}
+
+
+# -- make workshop-check ------------------------------------------------------------------------------------------
+
+
+def small(folder, *, answer="None", solution="2 * 28 * 8 * 128 * 2", checked=True):
+    """A folder with one exercise of one question, and its solution."""
+    check = [v4.new_code_cell("check('1.predict', answer_1_predict)")] if checked else []
+    first = v4.new_code_cell("from kvlab.workshop import check")
+    asked = v4.new_code_cell(f"answer_1_predict = {answer}  # your number", metadata={"tags": ["answer"]})
+    notebook = v4.new_notebook(cells=[first, asked, *check])
+    (folder / "solutions").mkdir()
+    nbformat.write(notebook, folder / "01_small.ipynb")
+    (folder / "solutions" / "01_small.md").write_text(f"```python\nanswer_1_predict = {solution}\n```\n")
+    return folder / "01_small.ipynb"
+
+
+def test_the_check_accepts_an_exercise_that_passes_only_with_its_solution(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(ROOT / "data"))
+    small(tmp_path)
+    assert workshop_check.main([tmp_path]) == 0
+    assert "1 of 1" in capsys.readouterr().out
+
+
+def test_the_check_fails_on_a_wrong_solution_and_on_one_that_passes_unanswered(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(ROOT / "data"))
+    small(tmp_path, answer="2 * 28 * 8 * 128 * 2", solution="28 * 8 * 128 * 2")
+    assert workshop_check.main([tmp_path]) == 1
+    said = capsys.readouterr().out
+    assert "1.predict, unanswered: passed instead of unanswered" in said
+    assert "1.predict, solved: wrong instead of passed" in said and "key *and* a value" in said
+
+
+def test_the_check_fails_on_a_question_that_nothing_checks_and_on_a_missing_solution(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(ROOT / "data"))
+    path = small(tmp_path, checked=False)
+    monkeypatch.setattr(workshop_check, "verdicts_of", lambda notebook, where: {})
+    assert "1.predict is not checked" in workshop_check.problems_of(path)
+    (tmp_path / "solutions" / "01_small.md").write_text("nothing")
+    assert workshop_check.problems_of(path) == ["There is no solution for answer_1_predict."]
+    assert workshop_check.main([tmp_path / "solutions"]) == 1  # no exercises at all
+
+
+# -- the checker --------------------------------------------------------------------------------------------------
+
+
+def said(name, answer, machine="cpu-tiny"):
+    """(state, message) of an answer."""
+    found = workshop.judge(name, answer, machine)
+    return found.state, found.message
+
+
+def throughput(facts):
+    return facts.value("load", "throughput_tok_s", c=32, **{"in": 512, "out": 128})
+
+
+BLOCKS = predict.num_blocks(41943040, 6144, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "message"),
+    [
+        ("1.predict", 2 * 28 * 16 * 128 * 2, "query heads"),
+        ("1.predict", 28 * 8 * 128 * 2, "a key *and* a value"),
+        ("1.predict", 2 * 8 * 128 * 2, "every layer"),
+        ("1.predict", 112, "KiB"),
+        ("1.predict", 2 * 28 * 8 * 128 * 16, "bits for bytes"),
+        ("1.most", 3072, "the checkpoint's own type"),
+        ("1.most", 5000, "too low, less than twice"),
+        ("2.predict", 6700, "rounding to whole blocks"),
+        ("1.stretch", 114688 / 16, "8 KV heads"),
+        ("2.predict", BLOCKS * 32, "null block"),
+        ("2.predict", 41943040 / 6144, "whole blocks"),
+        ("2.predict", BLOCKS - 1, "asks for tokens"),
+        ("2.most", 16, "some of them wait"),
+        ("2.most", 64, "max_num_seqs"),
+        ("2.stretch", 15.9737, "GB"),
+        ("3.predict", 4, "those that do not fit wait"),
+        ("3.most", lambda f: 32 / (throughput(f) / 128), "those that run do not wait"),
+        ("4.predict", 3, "waiting is not eviction"),
+        ("4.most", 0, "keep their content"),
+        ("5.most", 16, "number of clients"),
+        ("6.predict", 2, "16 to 8 bits"),
+        ("7.predict", 3000, "only whole blocks"),
+        ("7.most", 31 * 32, "next token"),
+        ("8.predict", 1 / 6, "1/N"),
+        ("8.predict", 1.0, "nobody routes"),
+        ("8.stretch", 12, "have filled some"),
+        ("9.predict", lambda f: 3500 / f.value("chunked_prefill", "prefill_tok_s") * 1e3, "after every *chunk*"),
+        ("9.most", 8192 / 8200 * 1e3, "no chunk is longer"),
+        ("9.most", 0.4268, "thousands"),
+        ("10.predict", 16, "Student's t"),
+        ("10.predict", 4, "one standard error"),
+    ],
+)
+def test_the_usual_mistakes_are_named(name, answer, message):
+    state, text = said(name, answer(Facts()) if callable(answer) else answer)
+    assert state == WRONG and message in text
+
+
+@pytest.mark.parametrize("name", [name for name, asked in PARTS.items() if isinstance(asked, Number)])
+def test_every_known_mistake_is_wrong_and_the_right_answer_is_not_given_away(name):
+    asked, facts = PARTS[name], Facts()
+    right = asked.right(facts)
+    assert said(name, right)[0] == PASSED
+    for fact, why in asked.wrong:
+        state, text = said(name, fact(facts))
+        near_right = math.isclose(fact(facts), right, rel_tol=workshop.CLOSE)
+        assert state == WRONG or near_right, (why, fact(facts))
+        assert right < 100 or f"{right:.0f}" not in text.replace(",", "")
+    assert said(name, right * 3 + 10)[0] == WRONG and said(name, None)[0] == UNANSWERED
+
+
+@pytest.mark.parametrize("name", [name for name, asked in PARTS.items() if isinstance(asked, Choice)])
+def test_exactly_one_statement_is_true_and_the_others_say_where_to_look(name):
+    letters = "abcdef"[: len(PARTS[name].options)]
+    states = [said(name, letter)[0] for letter in letters]
+    assert states.count(PASSED) == 1 and states.count(WRONG) == len(letters) - 1
+    assert all(said(name, letter)[1] for letter in letters)
+    assert said(name, "z")[0] == said(name, 3)[0] == WRONG and said(name, " A ")[0] in (PASSED, WRONG)
+
+
+def test_the_right_letters_follow_no_pattern():
+    right = [asked.right(Facts()) for asked in PARTS.values() if isinstance(asked, Choice)]
+    assert len(set(right)) > 2
+
+
+@pytest.mark.parametrize("answer", ["114688", "114,688", True, float("nan"), float("inf"), [1]])
+def test_what_is_no_number_is_told(answer):
+    state, text = said("1.predict", answer)
+    assert state == WRONG and "plain number" in text
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_another_machine_is_judged_by_its_own_data_or_says_that_they_do_not_decide(name):
+    state, text = said(name, 1e-9 if isinstance(PARTS[name], Number) else "a", "h200")
+    assert state in (WRONG, PASSED, UNDECIDED)
+    assert state != UNDECIDED or "MACHINE" in text
+
+
+def test_right_answers_follow_the_data(tmp_path, monkeypatch):
+    """Nothing is typed: with other claims another answer is right."""
+    shutil.copytree(ROOT / "data" / "cpu-tiny", tmp_path / "cpu-tiny")
+    path = tmp_path / "cpu-tiny" / "claims.csv"
+    old = "chunked_prefill,prefill_tok_s,in=3500,,"
+    lines = path.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if old in line)
+    measured = lines[at].split(old)[1].split(",")[0]
+    lines[at] = lines[at].replace(old + measured, f"{old}{10 * float(measured):g}")
+    path.write_text("\n".join(lines) + "\n")
+    before = PARTS["9.predict"].right(Facts())
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
+    assert PARTS["9.predict"].right(Facts()) == pytest.approx(before / 10)
+
+
+def test_unknown_questions_machines_and_statements_are_explained():
+    for wrong in (lambda: workshop.part("11.predict"), lambda: said("1.predict", 1, "nobody")):
+        with pytest.raises(ConfigError, match="There is no"):
+            wrong()
+    with pytest.raises(ConfigError, match="0 statements"):
+        workshop.letter("1.explain", "a quarter")
+
+
+def test_questions_and_progress_are_shown(capsys):
+    workshop.ask("1.explain")
+    workshop.check("1.predict", 1)
+    workshop.check("1.stretch", None)
+    workshop.progress()
+    assert len(workshop.verdicts()) == 2 and json.dumps(sorted(workshop.verdicts()))
+    assert "cpu-tiny" in store.machines()
