@@ -22,6 +22,7 @@ from kvlab.control import Capacity
 from kvlab.errors import ConfigError, ServerDied, ServerError
 from kvlab.leashed import Leashed
 from kvlab.service import Service
+from kvlab.startup_log import plain
 
 MODES = {"dynamo-kv": "kv", "dynamo-random": "random", "dynamo-round-robin": "round-robin"}
 WORKER = Path(__file__).with_name("dynamo_worker.py")
@@ -169,7 +170,7 @@ class DynamoDeployment:
 
     def describe(self) -> dict[str, Any]:
         """What a stored run says: frontend, flags and version, and each worker."""
-        parts = [f"== {p.log_path.stem}\n{p.log_text()}" for p in (*self.programs, self._frontend)]
+        parts = [f"== {p.log_path.stem}\n{_excerpt(p.log_text())}" for p in (*self.programs, self._frontend)]
         self.log_path.write_text("\n".join(parts))
         told = {"how": self._service.how, "pick_seed": self._service.seed, "product": "dynamo", "version": self.version}
         told |= {"command": shlex.join(self._frontend.argv), "flags": self._flags, "mode": self._mode}
@@ -203,6 +204,13 @@ class DynamoDeployment:
         if programs:
             with ThreadPoolExecutor(max_workers=len(programs)) as pool:
                 list(pool.map(lambda one: one.stop(), programs))
+
+
+def _excerpt(log: str) -> str:
+    """Start and end of a log: several lines a request stand between."""
+    lines = [line[:400] for line in plain(log).splitlines()]
+    kept = lines if len(lines) <= 150 else [*lines[:120], f"... {len(lines) - 140} lines ...", *lines[-20:]]
+    return "\n".join(kept)
 
 
 def _has_engine(endpoint: Endpoint) -> bool:
