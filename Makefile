@@ -9,10 +9,10 @@ OPTIONS := --profile $(PROFILE) $(if $(MACHINE),--machine $(MACHINE))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help report measure replay site test lint lab routers install install-light clean
+.PHONY: help report measure replay site test test-k8s lint lab routers install install-light clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Options: PROFILE=name|file.toml  MACHINE=folder-name  ENGINE=auto|cuda|cpu  PYTHON=python3.12"
 
 report: install ## measure what is missing on this machine, then render _build/report.html
@@ -33,6 +33,9 @@ test: install ## the whole test suite, real vLLM on the CPU included
 
 test-browser: install-light ## JupyterLab in a headless Chromium: every notebook opens, "Run all", a slider moves
 	KVLAB_BROWSER=1 $(BIN)/python -m pytest -m browser
+
+test-k8s: install-light ## the Kubernetes code against a real control plane (root, Debian; the first time builds it: minutes)
+	$(BIN)/python tests/control_plane.py
 
 lint: install-light ## ruff over code and notebooks
 	$(BIN)/ruff check . && $(BIN)/ruff format --check kvlab tests tools

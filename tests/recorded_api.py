@@ -9,6 +9,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import yaml
 
@@ -97,7 +98,7 @@ def _handler(api):
         def _answer(self):
             length = int(self.headers.get("Content-Length") or 0)
             api.asked.append((self.command, self.path, self.rfile.read(length)))
-            given = api.answers.get(self.path.partition("?")[0], (404, {"message": "not recorded"}))
+            given = api.answers.get(unquote(self.path.partition("?")[0]), (404, {"message": "not recorded"}))
             status, body = given() if callable(given) else given
             self.send_response(status)
             data = body if isinstance(body, bytes) else json.dumps(body).encode()

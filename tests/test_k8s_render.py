@@ -1,5 +1,7 @@
 """Manifests: valid by the API's own schemas, and the same server as kvlab starts on one machine."""
 
+from pathlib import Path
+
 import kubernetes_validate
 import pytest
 import yaml
@@ -64,7 +66,7 @@ def test_one_file_and_a_folder_hold_the_same_objects(tmp_path):
     assert [path.name for path in files] == sorted(path.name for path in files)  # the order of kubectl apply -f
 
 
-# -- the workers ----------------------------------------------------------------------------------------------------
+# -- the workers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["cpu-tiny", "gpu-8gb", "h200"])
@@ -174,7 +176,7 @@ def test_a_router_finds_the_workers_by_their_label():
     assert [one["metadata"]["name"] for one in by_kind(made, "Service")] == ["six-workers", "six-router"]
 
 
-# -- bad input ----------------------------------------------------------------------------------------------------------
+# -- bad input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -221,3 +223,17 @@ def test_the_command_writes_what_is_asked(tmp_path):
     assert replicas == [3]
     bad = CliRunner().invoke(app, [*words, "--namespace", "My Space"])
     assert bad.exit_code == 2 and "namespace" in bad.output and "Traceback" not in bad.output
+
+
+# -- the image --------------------------------------------------------------------------------------------------------
+
+
+def test_the_dockerfile_copies_what_is_there_and_starts_kvlab():
+    root = Path(__file__).resolve().parent.parent
+    lines = (root / "Dockerfile").read_text().splitlines()
+    sources = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+    assert {"kvlab", "notebooks", "data", "pyproject.toml"} <= set(sources)
+    assert all((root / source).exists() for source in sources)
+    assert 'ENTRYPOINT ["kvlab"]' in lines
+    ignored = (root / ".dockerignore").read_text().split()
+    assert not set(ignored) & set(sources) and ".venv" in ignored
