@@ -9,7 +9,7 @@ OPTIONS := --profile $(PROFILE) $(if $(MACHINE),--machine $(MACHINE))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help report measure replay site test test-k8s lint lab routers install install-light clean
+.PHONY: help report measure replay site test test-k8s test-browser workshop-check wheels lint lab routers install install-light clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
