@@ -129,13 +129,24 @@ def report(
         every = list(run.notebooks())
         machine, timings, failures = sections.execute(every, *options, go_on=True, allow_empty=allow_empty)
         began = time.monotonic()
-        path = report.build(machine, BUILD / "report.html", timings=timings, failures=failures)
+        english, *others = report.build_all(machine, BUILD / "report.html", timings=timings, failures=failures)
         typer.echo(f"  {'report':<16} {time.monotonic() - began:6.1f} s")
-        typer.secho(f"The report is at {path.resolve().as_uri()}", fg="green")
+        also = ", ".join(path.name for path in others)
+        typer.secho(f"The report is at {english.resolve().as_uri()} (beside it: {also})", fg="green")
         for section, why in failures.items():
             typer.secho(as_typed(f"{section} failed: {why}"), err=True, fg="red")
         if failures:
             raise typer.Exit(1)
+
+
+@app.command()
+def site(machine: Machine = "") -> None:
+    """Write the report as a small static site into _build/site, from stored claims and figures; runs nothing."""
+    from kvlab import site, store
+
+    with errors_explained():
+        path = site.build(machine or store.default_replay_machine(), BUILD / "site")
+        typer.secho(f"The site is at {path.resolve().as_uri()}", fg="green")
 
 
 @app.command()

@@ -1,6 +1,6 @@
-"""The report: every section's claims and figures, the machines side by side, as one HTML file that opens anywhere.
+"""The report: the write-up and every section's claims and figures, the machines side by side, as one HTML file.
 
-It reads claims, figures, manifests and the notebooks' first words; it never computes a result.
+It reads claims, figures, manifests, the write-up's texts and the notebooks' first words; it never computes a result.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,43 +19,129 @@ import jinja2
 import nbformat
 import pandas as pd
 
-from kvlab import __version__, claims, display, explain, plot, provenance, run, store
+from kvlab import __version__, claims, display, explain, facts, findings, pages, plot, prose, run, store
 from kvlab.errors import StoreError
-from kvlab.measure import EXISTING
+from kvlab.facts import about as about
 
 HEADLINE = 6  # claims shown before a section's full table is unfolded: first those that compare
-TOLERANCE = 0.15  # a prediction farther off is named below its section
+TOLERANCE = prose.TOLERANCE  # a prediction farther off is named below its section
+PX_PER_PT = 1.13  # every figure is shown at this scale of its own size: letters are equally high in all of them
+TEMPLATES = ("report.html", "report_parts.html")
 
 
-def build(machine: str, out: Path, *, timings: dict[str, float], failures: dict[str, str]) -> Path:
+def build(
+    machine: str,
+    out: Path,
+    *,
+    timings: Mapping[str, float],
+    failures: Mapping[str, str],
+    language: str = "en",
+    pictures: Mapping[str, str] | None = None,
+) -> Path:
     """Writes the report of `machine` beside the other measured machines and returns its path.
 
     `timings`: seconds a section took; `failures`: section -> why its notebook failed. Raises StoreError where a
-    stored run is stamped as fake.
+    stored run is stamped as fake, ProseError where a number in a text comes from no claim.
     """
-    others = [name for name in store.machines() if name != machine]
-    shown = [machine, *others]
-    for name in shown:
-        refuse_fake(name)
-    tables = {name: claims.read(store.machine_dir(name)) for name in shown}
-    page = (
-        _environment()
-        .get_template("report.html")
-        .render(
-            version=__version__,
-            made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            machine=machine,
-            others=others,
-            about=[about(name) for name in shown],
-            sections=[
-                section(name, path, machine, tables, timings.get(name), failures.get(name))
-                for name, path in run.notebooks().items()
-            ],
-            counts=_counts(tables[machine]),
-        )
-    )
-    store.write_text(out, page)
+    told = content(machine, language, timings=timings, failures=failures, pictures=pictures)
+    page = told | {
+        "first": True,
+        "shown": told["contents"],
+        "style": style(),
+        "style_url": None,
+        "home": None,
+        "link": lambda name: f"#{name}",
+        "picture": lambda figure: f"data:image/svg+xml;base64,{figure['svg']}",
+        "other_language": other_file(out, language),
+    }
+    store.write_text(out, render(page))
     return out
+
+
+def build_all(machine: str, out: Path, *, timings: Mapping[str, float], failures: Mapping[str, str]) -> list[Path]:
+    """The report in every language: report.html, and report.zh.html beside it."""
+    files = {language: out if language == "en" else other_file_path(out, "en") for language in pages.LANGUAGES}
+    told = {"timings": timings, "failures": failures, "pictures": small_pictures(machine)}
+    return [build(machine, path, language=language, **told) for language, path in files.items()]
+
+
+def other_file_path(out: Path, language: str) -> Path:
+    """The file of the other language: report.html has report.zh.html, and the other way round."""
+    stem = out.name.removesuffix(".html").removesuffix(".zh")
+    return out.with_name(f"{stem}.zh.html" if language == "en" else f"{stem}.html")
+
+
+def other_file(out: Path, language: str) -> str:
+    """Its name, as a link."""
+    return other_file_path(out, language).name
+
+
+def content(
+    machine: str,
+    language: str,
+    *,
+    timings: Mapping[str, float] | None = None,
+    failures: Mapping[str, str] | None = None,
+    pictures: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Everything a page may show, for one machine in one language. `pictures`: those of the findings, drawn before."""
+    timings, failures = timings or {}, failures or {}
+    others = [name for name in store.machines() if name != machine]
+    for name in (machine, *others):
+        refuse_fake(name)
+    tables = {name: claims.read(store.machine_dir(name)) for name in (machine, *others)}
+    writer = prose.Writer(facts.facts(machine, tables), pages.words(language), pages.sources(), _once(about))
+    pages.check_all(writer, language)
+    sections = {
+        name: section(name, path, machine, tables, timings.get(name), failures.get(name))
+        for name, path in run.notebooks().items()
+    }
+    marks = prose.Notes("findings")
+    return {
+        "w": writer.words,
+        "version": __version__,
+        "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": machine,
+        "others": others,
+        "about": [writer.about(name) for name in (machine, *others)],
+        "overview": pages.page("overview", writer, language),
+        "findings": findings.build(writer, language, marks, pictures or small_pictures(machine)),
+        "findings_why": marks.reasons,
+        "contents": _contents(sections, tables[machine], writer, language),
+        "counts": _counts(tables[machine]),
+    }
+
+
+def small_pictures(machine: str) -> dict[str, str]:
+    """The pictures of the first screen."""
+    return findings.pictures(machine, pages.machines(machine))
+
+
+def _once(function: Callable[[str], dict]) -> Callable[[str], dict]:
+    seen: dict[str, dict] = {}
+    return lambda name: seen[name] if name in seen else seen.setdefault(name, function(name))
+
+
+def _contents(sections: dict[str, dict], own: pd.DataFrame, writer, language: str) -> list[dict[str, Any]]:
+    """Every page in order: the texts, and for a section its figures and claims below its text."""
+    blank = {"figures": [], "headline": [], "rest": [], "notes": [], "columns": [], "took": None, "failure": None}
+    found = []
+    for number, name in enumerate(pages.order(list(sections), language), 1):
+        base = sections.get(name, blank)
+        text = pages.page(name, writer, language)
+        if text is None:  # a section that nobody has written about: its notebook's first words
+            told = {"title": base["title"], "lead": _escape(base["sentence"]), "body": "", "why": ()}
+        else:
+            told = {"title": text.title, "lead": text.lead, "body": text.body, "why": text.why}
+        missing = _missing(own, list(sections)) if name == "limits" else []
+        found.append(blank | base | told | {"name": name, "number": number, "missing": missing})
+    return found
+
+
+def _missing(own: pd.DataFrame, sections: list[str]) -> list[dict[str, str]]:
+    rows = {name: claims.from_frame(own[own["section"] == name]) for name in sections}
+    said = {name: explain.not_measured(stated) for name, stated in rows.items()}
+    return [{"section": name, "text": text} for name, text in said.items() if text]
 
 
 def refuse_fake(machine: str) -> None:
@@ -73,9 +161,9 @@ def section(
     title, sentence = first_words(path)
     own = tables[machine][tables[machine]["section"] == name]
     rows = [_row(row, tables, machine) for row in own.to_dict("records")]
-    compared = [row for row in rows if row["computed"] and row["measured"]]
-    telling = sorted(rows, key=lambda row: (row not in compared, not row["measured"]))  # stable: the notebook's order
-    headline = telling[:HEADLINE]
+    said = [row for row in rows if row["computed"] or row["measured"]]
+    order = sorted(said, key=lambda row: (not (row["computed"] and row["measured"]), not row["measured"]))
+    headline = order[:HEADLINE]  # sorted is stable: within each kind the notebook's order
     return {
         "name": name,
         "notebook": path.name,
@@ -108,36 +196,6 @@ def first_words(path: Path) -> tuple[str, str]:
     return title, re.sub(r"[*`]", "", body)
 
 
-def about(machine: str) -> dict[str, Any]:
-    """Provenance of a machine: hardware, engine, model, dates, number of runs; unknown is None."""
-    runs = [r for r in store.list_runs(machine) if r.manifest.get("valid")]
-    if machine == "article":
-        return {"machine": machine, "published": True}
-    manifests = [r.manifest for r in runs]
-    own = [m for m in manifests if not _is_existing(m)]  # of the others only the client's hardware is known
-    return {
-        "machine": machine,
-        "published": False,
-        "runs": len(runs),
-        "hardware": _one({provenance.hardware_line(m["provenance"] or {}) for m in own}),
-        "engine": _one({provenance.engine_line(m | {"cell": None} if _is_existing(m) else m) for m in manifests}),
-        "model": _one({m["cell"]["server"]["model"] for m in manifests}),
-        "weights": _one({_weights(m["cell"]["server"]) for m in own}),
-        "dates": _dates([m["created_utc"][:10] for m in manifests]),
-        "kvlab": _one({m["kvlab_version"] for m in manifests}),
-    }
-
-
-def _is_existing(manifest: dict[str, Any]) -> bool:
-    return manifest["cell"]["server"]["model"].startswith(EXISTING)
-
-
-def _weights(server: dict[str, Any]) -> str:
-    dummy = server["load_format"] == "dummy" or server["model"].startswith("geometry:")
-    note = "dummy (timing, capacity and caching do not depend on weight values; text quality does)"
-    return note if dummy else "loaded"
-
-
 def _row(row: dict[str, Any], tables: dict[str, pd.DataFrame], machine: str) -> dict[str, Any]:
     beside = {}
     for other, table in tables.items():
@@ -151,31 +209,49 @@ def _has(table: pd.DataFrame, own: pd.DataFrame) -> bool:
     return bool(set(table["id"]) & set(own["id"]))
 
 
-def _figure(file: Path) -> dict[str, str]:
+def _figure(file: Path) -> dict[str, Any]:
     info = json.loads(file.read_text())
-    picture = base64.b64encode(file.with_suffix(".svg").read_bytes()).decode()
-    return {"name": file.stem, "alt": info["alt"], "runs": len(info["runs"]), "svg": picture}
+    picture = file.with_suffix(".svg").read_bytes()
+    width, height = (round(PX_PER_PT * float(pt)) for pt in _size_pt(picture))
+    text = base64.b64encode(picture).decode()
+    told = {"name": file.stem, "alt": info["alt"], "runs": info["runs"]}
+    return told | {"svg": text, "file": file.with_suffix(".svg"), "width": width, "height": height}
+
+
+def _size_pt(svg: bytes) -> tuple[str, str]:
+    found = re.search(rb'<svg[^>]*?width="([\d.]+)pt"[^>]*?height="([\d.]+)pt"', svg, re.S)
+    if not found:
+        found = re.search(rb'<svg[^>]*?height="([\d.]+)pt"[^>]*?width="([\d.]+)pt"', svg, re.S)
+        return (found[2].decode(), found[1].decode()) if found else ("600", "300")
+    return found[1].decode(), found[2].decode()
 
 
 def _counts(table: pd.DataFrame) -> dict[str, int]:
     return {str(state): int(n) for state, n in table["state"].value_counts().items()}
 
 
-def _one(values: set[str | None]) -> str | None:
-    known = sorted(str(value) for value in values if value)
-    return "; ".join(known) if known else None
+def _escape(text: str) -> str:
+    return jinja2.filters.escape(text)
 
 
-def _dates(days: list[str]) -> str | None:
-    return None if not days else min(days) if min(days) == max(days) else f"{min(days)} to {max(days)}"
+def style() -> str:
+    """The style sheet."""
+    return (resources.files("kvlab") / "report.css").read_text()
 
 
-def _environment() -> jinja2.Environment:
-    source = (resources.files("kvlab") / "report.html").read_text()
-    return jinja2.Environment(
-        loader=jinja2.DictLoader({"report.html": source}),
+def render(page: Mapping[str, Any]) -> str:
+    """The HTML of a page. A value that the template needs and nobody gave is an error, not an empty place."""
+    return _template().render(page).lstrip()
+
+
+@cache
+def _template() -> jinja2.Template:
+    sources = {name: (resources.files("kvlab") / name).read_text() for name in TEMPLATES}
+    environment = jinja2.Environment(
+        loader=jinja2.DictLoader(sources),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return environment.get_template("report.html")

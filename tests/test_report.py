@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 from tables_for_tests import request, requests, samples
 
-from kvlab import claims, plot, report, run, store
+from kvlab import claims, plot, plot_small, report, run, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import StoreError
 from kvlab.measure import EXISTING, Lab
@@ -16,6 +16,7 @@ EVIL = "<script>alert('x')</script> & more"
 @pytest.fixture(autouse=True)
 def data(monkeypatch, tmp_path):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(plot_small, "draw", lambda *_: "")  # drawn for real in test_plot_small.py
 
 
 def save_run(machine, name="c1", *, model="geometry:Qwen3-1.7B", fake=False, valid=True, day="2026-01-02"):
@@ -93,6 +94,11 @@ def row(page, quantity):
     return next(cells for cells in page.rows if cells and cells[0] == quantity)
 
 
+def of_machine(page, name):
+    """The machine's row in the table of where the numbers come from."""
+    return next(cells for cells in page.rows if cells and cells[0] == name and len(cells) == 8)
+
+
 def test_claims_stand_in_the_page_as_they_stand_in_the_file(tmp_path):
     small_machine()
     page = Page(built(tmp_path))
@@ -122,7 +128,7 @@ def test_what_is_missing_is_said_with_its_reason(tmp_path):  # pitfall 5, pitfal
 def test_the_figure_is_in_the_page_with_its_words(tmp_path):
     small_machine()
     text = built(tmp_path)
-    assert text.count('<img src="data:image/svg+xml;base64,') == 2  # in the overview and in its section
+    assert '<figure id="figure-load">' in text and text.count("<figure ") == 1
     assert 'alt="A curve. &lt;script&gt;' in text and "02_load.ipynb" in text
 
 
@@ -152,7 +158,8 @@ def test_other_machines_stand_beside_where_they_have_the_same_claim(tmp_path):
         store.machine_dir("article"), "kv_capacity", [claims.claim("kv_capacity", "x", "", measured=1, unit="s")]
     )
     page = Page(built(tmp_path))
-    assert row(page, "quantity")[-1] == "h200" and row(page, "ttft_p50_s")[-1] == "20 ms"
+    heads = [cells for cells in page.rows if cells[:2] == ["quantity", "conditions"]]
+    assert heads[0][-1] == "h200" and row(page, "ttft_p50_s")[-1] == "20 ms"
     assert row(page, "kv_bytes")[-1] == ""
     assert not any("30 ms" in cell for cells in page.rows for cell in cells)
     assert any(cells[0] == "article" and "published in the article" in cells[1] for cells in page.rows if cells)
@@ -162,7 +169,7 @@ def test_the_origin_of_the_numbers_is_told(tmp_path):
     small_machine()
     save_run("mine", "c3", valid=False, day="2026-02-01")
     page = Page(built(tmp_path))
-    told = next(cells for cells in page.rows if cells and cells[0] == "mine")
+    told = of_machine(page, "mine")
     assert told[1:4] == ["A Processor, 4 cores, 16 GiB memory", "vLLM 0.31.0 (cuda)", "geometry:Qwen3-1.7B"]
     assert told[4].startswith("dummy") and told[5:7] == ["2026-01-02 to 2026-01-05", "2"]
 
@@ -170,14 +177,14 @@ def test_the_origin_of_the_numbers_is_told(tmp_path):
 def test_of_an_existing_server_only_what_is_known_is_told(tmp_path):
     save_run("server-1234", model=f"{EXISTING} server-1234")
     page = Page(built(tmp_path, "server-1234"))
-    told = next(cells for cells in page.rows if cells and cells[0] == "server-1234")
+    told = of_machine(page, "server-1234")
     assert told[1:5] == ["unknown", "vLLM 0.31.0", f"{EXISTING} server-1234", "unknown"]
 
 
 def test_a_machine_without_anything_still_has_a_page(tmp_path):
     page = Page(text := built(tmp_path, "new-machine", failures={"load": f"It died.\nLikely cause: {EVIL}"}))
     assert "none yet" in text and "This notebook did not finish: It died." in text
-    told = next(cells for cells in page.rows if cells and cells[0] == "new-machine")
+    told = of_machine(page, "new-machine")
     assert told[1:7] == ["unknown", "unknown", "unknown", "unknown", "not measured", "0"]
     assert all(f'<section id="{name}">' in text for name in run.notebooks()) and "script" not in page.tags
 
@@ -198,4 +205,33 @@ def test_a_figure_of_another_section_is_not_shown_here(tmp_path):
     file = store.figures_dir("mine") / "load.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"notebook": "prefix_cache"}))
     text = built(tmp_path)
-    assert text.index('<section id="prefix_cache">') < text.index("<figure>")
+    assert text.index('<section id="prefix_cache">') < text.index("<figure ")
+
+
+def test_letters_are_equally_high_in_all_figures(tmp_path):
+    small_machine()
+    widths = {}
+    for name, columns in (("one", 1), ("three", 3)):
+        figure, _ = plot.panels(columns, width=4)
+        plot.measured_points(figure.axes[0], [1, 2], [3, 4])
+        plot.save(figure, Lab("load", None, "mine", "replay"), name, [], alt=name)
+        svg = (store.figures_dir("mine") / f"{name}.svg").read_text()
+        shown = re.search(rf'<figure id="figure-{name}">.*?width="(\d+)"', built(tmp_path), re.S)
+        widths[name] = float(shown[1]) / float(re.search(r'width="([\d.]+)pt"', svg)[1])
+    assert widths["one"] == pytest.approx(widths["three"], rel=0.01)
+
+
+def test_a_section_of_which_nothing_is_known_shows_no_table_of_gaps(tmp_path):
+    gaps = [claims.claim("load", f"gap_{i}", unit="s", reason="no GPU") for i in range(9)]
+    claims.write_section(store.machine_dir("mine"), "load", gaps)
+    text = built(tmp_path)
+    section = text[text.index('<section id="load">') :]
+    assert section.index("9 more claims") < section.index("gap_0")
+
+
+def test_each_figure_names_its_runs(tmp_path):
+    small_machine()
+    file = store.figures_dir("mine") / "load.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": ["c1-r0-abc", "c2-r0-def"]}))
+    text = built(tmp_path)
+    assert "Runs behind it: 2" in text and "c1-r0-abc, c2-r0-def" in text

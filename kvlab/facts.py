@@ -1,0 +1,148 @@
+"""What prose may quote: claims of every machine, and what runs say of their machine. Nothing is computed anew here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pandas as pd
+
+from kvlab import provenance, store
+from kvlab.claims import parse_conditions
+from kvlab.measure import EXISTING
+
+COMMITTED = ("article", "h200", "cpu-tiny")
+HERE = "here"  # the report's own machine, whatever its name
+FIELDS = ("hardware", "engine", "model", "weights", "dates", "runs", "kvlab", "gpu_minutes")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Claims by machine, and the machine that the report is about. `claims[machine]` holds a machine's rows."""
+
+    own: str
+    claims: Mapping[str, tuple[dict[str, Any], ...]]
+
+    def find(self, machine: str, section: str, quantity: str, conditions: str = "") -> dict[str, Any] | None:
+        """The claim whose conditions hold all of these and say least beyond them; one with a number comes first."""
+        wanted = parse_conditions(conditions).items()
+        found = []
+        for row in self.claims.get(self.own if machine == HERE else machine, ()):
+            if (row["section"], row["quantity"]) == (section, quantity):
+                stated = parse_conditions(row["conditions"] or "")
+                if wanted <= stated.items():
+                    empty = row["measured"] is None and row["computed"] is None
+                    found.append((empty, row["measured"] is None, len(stated), row))
+        return min(found, key=lambda entry: entry[:3])[3] if found else None
+
+    def complete(self) -> bool:
+        """Whether the committed machines are all here: only then a name that nobody has is a slip of the pen."""
+        return all(self.claims.get(machine) for machine in COMMITTED)
+
+    def known(self, section: str, quantity: str) -> bool:
+        """Whether any machine has such a claim; a section that only the article knows is not known to lack it."""
+        rows = [row | {"of": name} for name, table in self.claims.items() for row in table if row["section"] == section]
+        measured = any(row["of"] != "article" for row in rows)
+        return not measured or not self.complete() or any(row["quantity"] == quantity for row in rows)
+
+    def settings(self) -> set[str]:
+        """Every value of a condition, and the parts of its lists: what a setting in prose may be."""
+        texts = {row["conditions"] or "" for table in self.claims.values() for row in table}
+        values = {value for text in texts for value in parse_conditions(text).values()}
+        return values | {part for value in values for part in value.split("-")}
+
+
+def facts(own: str, tables: Mapping[str, pd.DataFrame]) -> Facts:
+    """Facts from the tables that `claims.read` gives; null is None."""
+    rows = {}
+    for machine, table in tables.items():
+        plain = table.astype(object).where(table.notna(), None)
+        rows[machine] = tuple(plain.to_dict("records"))
+    return Facts(own, rows)
+
+
+# -- what runs say of their machine ---------------------------------------------------------------------------------
+
+
+def about(machine: str) -> dict[str, Any]:
+    """Provenance of a machine: hardware, engine, model, dates, number of runs, GPU minutes; unknown is None."""
+    if machine == "article":
+        return {"machine": machine, "published": True}
+    manifests = [run.manifest for run in store.list_runs(machine) if run.manifest.get("valid")]
+    own = [m for m in manifests if not _is_existing(m)]  # of the others only the client's hardware is known
+    return {
+        "machine": machine,
+        "published": False,
+        "runs": len(manifests),
+        "hardware": _one(provenance.hardware_line(m["provenance"] or {}) for m in own),
+        "engine": _one(provenance.engine_line(m | {"cell": None} if _is_existing(m) else m) for m in manifests),
+        "model": _one(m["cell"]["server"]["model"] for m in manifests),
+        "weights": _one(_weights(m["cell"]["server"]) for m in own),
+        "dates": _dates([m["created_utc"][:10] for m in manifests]),
+        "kvlab": _one(m["kvlab_version"] for m in manifests),
+        "gpu_minutes": gpu_minutes(own),
+        "software": _one(_software(m["provenance"] or {}) for m in own),
+    }
+
+
+def gpu_minutes(manifests: Iterable[Mapping[str, Any]]) -> float | None:
+    """Minutes in which GPUs held servers that started or were measured, times their number; None without a GPU.
+
+    The union of all starts and loads: servers that start side by side are not counted twice.
+    """
+    spans: dict[int, list[tuple[datetime, datetime]]] = {}
+    for manifest in manifests:
+        gpus = len((manifest["provenance"] or {}).get("gpus") or ())
+        if gpus:
+            spans.setdefault(gpus, []).extend(_spans(manifest))
+    return sum(n * _union_s(times) for n, times in spans.items()) / 60 if spans else None
+
+
+def _spans(manifest: Mapping[str, Any]) -> list[tuple[datetime, datetime]]:
+    began = datetime.fromisoformat(manifest["created_utc"])
+    spans = [(began, began + timedelta(seconds=manifest["duration_s"] or 0))]
+    server = manifest["server"] or {}
+    if server.get("started_utc") and server.get("ready_s"):
+        began = datetime.fromisoformat(server["started_utc"])
+        spans.append((began, began + timedelta(seconds=server["ready_s"])))
+    return spans
+
+
+def _union_s(spans: Iterable[tuple[datetime, datetime]]) -> float:
+    total, end = 0.0, None
+    for began, ended in sorted(spans):
+        if end is None or began > end:
+            total += (ended - began).total_seconds()
+            end = ended
+        elif ended > end:
+            total += (ended - end).total_seconds()
+            end = ended
+    return total
+
+
+def _software(known: Mapping[str, Any]) -> str | None:
+    versions = {"python": known.get("python")} | dict(known.get("versions") or {})
+    driver = next((gpu.get("driver") for gpu in known.get("gpus") or ()), None)
+    told = [f"{name} {version}" for name, version in (versions | {"driver": driver}).items() if version]
+    return ", ".join(told) or None
+
+
+def _is_existing(manifest: Mapping[str, Any]) -> bool:
+    return manifest["cell"]["server"]["model"].startswith(EXISTING)
+
+
+def _weights(server: Mapping[str, Any]) -> str:
+    dummy = server["load_format"] == "dummy" or server["model"].startswith("geometry:")
+    note = "dummy (timing, capacity and caching do not depend on weight values; text quality does)"
+    return note if dummy else "loaded"
+
+
+def _one(values: Iterable[str | None]) -> str | None:
+    known = sorted({str(value) for value in values if value})
+    return "; ".join(known) if known else None
+
+
+def _dates(days: list[str]) -> str | None:
+    return None if not days else min(days) if min(days) == max(days) else f"{min(days)} to {max(days)}"

@@ -1,0 +1,72 @@
+"""The first screen: eight findings, each with one claim a machine and a small picture drawn from the claims."""
+
+from __future__ import annotations
+
+import html
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from kvlab import pages, plot_small
+from kvlab.display import cells
+from kvlab.pages import Writer
+from kvlab.prose import Notes, missing, no_claim
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A card: `rows` hold machine, computed, measured, residual as HTML, and whether it is the reader's machine."""
+
+    key: str
+    section: str
+    title: str
+    body: str
+    rows: tuple[dict[str, Any], ...]
+    picture: str
+
+
+def listed() -> Mapping[str, Mapping[str, Any]]:
+    """The findings by key: section, quantity, conditions by machine."""
+    return tomllib.loads((resources.files("kvlab") / "text" / "findings.toml").read_text(encoding="utf-8"))
+
+
+def texts(language: str) -> dict[str, tuple[str, str]]:
+    """(title, body) of each finding by key, from findings.md: `## key: title`, then a paragraph."""
+    found = {}
+    for part in pages.source("findings", language).split("\n## ")[1:]:
+        heading, _, body = part.partition("\n")
+        key, _, title = heading.partition(": ")
+        found[key.strip()] = (title.strip(), body.strip())
+    return found
+
+
+def pictures(own: str, machines: Sequence[str]) -> dict[str, str]:
+    """The small picture of each finding by key, the same in every language: SVG as base64."""
+    return {key: plot_small.draw(key, own, machines) for key in listed()}
+
+
+def build(writer: Writer, language: str, notes: Notes, drawn: Mapping[str, str]) -> list[Finding]:
+    """Every finding, with its words filled and its picture; `notes` takes the reasons of what is missing."""
+    said, found = texts(language), []
+    for key, spec in listed().items():
+        title, body = said[key]
+        rows = tuple(_row(machine, spec, writer, notes) for machine in pages.machines(writer.facts.own))
+        text = pages.inline(body, writer, notes)
+        found.append(Finding(key, spec["section"], title, text, rows, drawn[key]))
+    return found
+
+
+def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) -> dict[str, Any]:
+    where = spec["conditions"].get(machine, spec["conditions"]["any"])
+    section = spec.get("sections", {}).get(machine, spec["section"])
+    row = writer.facts.find(machine, section, spec["quantity"], where)
+    own = {"machine": machine, "own": machine == writer.facts.own}
+    if row is None:
+        reason = no_claim(machine, section, writer)
+        return own | {"computed": "", "measured": missing(reason, writer, notes), "residual": "", "conditions": where}
+    said = {name: html.escape(text.replace(" tokens", " tok")) for name, text in cells(row).items()}
+    if row["measured"] is None:
+        said["measured"] = missing(row["reason"] or writer.words["only_computed"], writer, notes)
+    return own | {name: said[name] for name in ("computed", "measured", "residual", "conditions")}

@@ -1,0 +1,195 @@
+"""The write-up's texts: plain Markdown files in one folder a language, filled from claims and turned into HTML.
+
+A fenced block `side SECTION` is a table of machines side by side. Each of its lines is
+
+    words: quantity conditions @other-machine other-conditions
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import mistune
+
+from kvlab import prose
+from kvlab.facts import COMMITTED
+from kvlab.prose import Notes, ProseError, Writer
+
+LANGUAGES = ("en", "zh")
+FRONT = ("question", "method")  # pages before the sections, and after them
+BACK = ("operations", "interview", "evidence", "limits", "versions")
+WITHOUT_NOTEBOOK = ("service_hit_rate", "hit_and_miss", "routing", "several_gpus")
+SIDE_LINE = "write words: quantity conditions @machine other-conditions"
+SIDE = re.compile(r"^```side (\w+)\n(.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One filled text. `why`: the reasons of what is missing, in the order of their marks."""
+
+    name: str
+    title: str
+    lead: str
+    body: str
+    why: tuple[str, ...]
+
+
+def names(language: str = "en") -> list[str]:
+    """The texts of a language, without their ending."""
+    return sorted(path.name[:-3] for path in _folder(language).iterdir() if path.name.endswith(".md"))
+
+
+def source(name: str, language: str) -> str | None:
+    """A text as it was written; None where the language has none of that name."""
+    path = _folder(language) / f"{name}.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+@cache
+def words(language: str) -> Mapping[str, str]:
+    """The fixed words of the page in a language."""
+    return tomllib.loads((_folder(language) / "words.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def sources() -> Mapping[str, Mapping[str, str]]:
+    """The papers and documents that may be cited, by key."""
+    return tomllib.loads((resources.files("kvlab") / "text" / "sources.toml").read_text(encoding="utf-8"))
+
+
+def check_all(writer: Writer, language: str) -> None:
+    """Raises ProseError at the first number that no claim supports, in any text of the language."""
+    for name in names(language):
+        text = source(name, language)
+        prose.check(SIDE.sub(_blank_side, text), f"kvlab/text/{language}/{name}.md", writer)
+        for section, lines in SIDE.findall(text):
+            side_rows(section, lines, writer)
+
+
+def places(text: str) -> list[str]:
+    """The places of a text and the claims of its tables, in order: what two languages must share."""
+    found = prose.places(SIDE.sub(_blank_side, text))
+    for section, lines in SIDE.findall(text):
+        found += [f"side {section} {line.partition(':')[2].strip()}" for line in lines.strip().splitlines()]
+    return found
+
+
+def _blank_side(match: re.Match) -> str:
+    return "\n" * match[0].count("\n")
+
+
+def page(name: str, writer: Writer, language: str) -> Page | None:
+    """A filled text: its first heading is the title, the paragraph below it the lead. None where there is none."""
+    text = source(name, language)
+    if text is None:
+        return None
+    notes = Notes(name)
+    heading, _, rest = text.strip().partition("\n")
+    lead, _, body = rest.strip().partition("\n\n")
+    return Page(
+        name,
+        heading.lstrip("# ").strip(),
+        inline(lead, writer, notes),
+        block(body, writer, notes),
+        tuple(notes.reasons),
+    )
+
+
+def inline(text: str, writer: Writer, notes: Notes) -> str:
+    """One paragraph as HTML without its <p>."""
+    return block(text, writer, notes).strip().removeprefix("<p>").removesuffix("</p>")
+
+
+def block(text: str, writer: Writer, notes: Notes) -> str:
+    """A text with places and tables as HTML."""
+    tables: dict[str, str] = {}
+
+    def table(match: re.Match) -> str:
+        key = f"\ue002{len(tables)}\ue003"
+        tables[key] = side_table(match[1], match[2], writer, notes)
+        return f"\n{key}\n"
+
+    filled, tokens = prose.fill(SIDE.sub(table, text), writer, notes)
+    out = _markdown()(filled)
+    for key, value in tables.items():
+        out = out.replace(f"<p>{key}</p>", value)
+    for key, value in tokens.items():
+        out = out.replace(key, value)
+    return out.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
+
+
+@cache
+def _markdown():
+    return mistune.create_markdown(escape=False, plugins=["table", "strikethrough"])
+
+
+# -- machines side by side ------------------------------------------------------------------------------------------
+
+
+def machines(own: str) -> list[str]:
+    """The columns of a table: the article, the committed machines, and the report's own one last."""
+    return [name for name in COMMITTED if name != own] + [own]
+
+
+def side_rows(section: str, lines: str, writer: Writer) -> list[tuple[str, str, dict[str, str]]]:
+    """(words, quantity, conditions by machine; "" for every other one) of each line; ProseError where one is none."""
+    rows = []
+    for line in lines.strip().splitlines():
+        said, colon, rest = line.partition(": ")
+        first, *others = rest.split(" @")
+        quantity, _, conditions = first.strip().partition(" ")
+        if not colon or not quantity or any(len(other.split()) != 2 for other in others):
+            raise ProseError(f"{line!r} is no line of a table.", next_step=SIDE_LINE)
+        if not writer.facts.known(section, quantity):
+            raise ProseError(f"{line!r}: no machine has a claim {section}/{quantity}.")
+        rows.append((said, quantity, {"": conditions.strip()} | dict(other.split() for other in others)))
+    return rows
+
+
+def side_table(section: str, lines: str, writer: Writer, notes: Notes) -> str:
+    """A table with a column a machine; each cell is computed → measured with its residual."""
+    own = writer.facts.own
+    shown = machines(own)
+    head = "".join(f'<th{_own(name, own)} scope="col">{html.escape(name)}</th>' for name in shown)
+    body = []
+    for said, quantity, where in side_rows(section, lines, writer):
+        cells = [_side_cell(name, section, quantity, where, writer, notes) for name in shown]
+        tds = "".join(f"<td{_own(name, own)}>{cell}</td>" for name, cell in zip(shown, cells, strict=True))
+        body.append(f'<tr><th class="t" scope="row">{html.escape(said)}</th>{tds}</tr>')
+    return (
+        f'<table class="side"><thead><tr><th class="t" scope="col">{html.escape(writer.words["quantity"])}</th>{head}'
+        f"</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def _side_cell(
+    machine: str, section: str, quantity: str, where: Mapping[str, str], writer: Writer, notes: Notes
+) -> str:
+    term = " ".join(filter(None, (machine, section, quantity, where.get(machine, where[""]))))
+    return prose.fill_one(f"{term} | pair", writer, notes)
+
+
+def _own(name: str, own: str) -> str:
+    return ' class="own"' if name == own else ""
+
+
+def order(sections: Sequence[str], language: str) -> list[str]:
+    """Every page of the write-up: the front, the sections in the order of their notebooks, the back.
+
+    A text about a section whose notebook is not there comes last of the sections.
+    """
+    written = [name for name in WITHOUT_NOTEBOOK if name not in sections and source(name, language)]
+    return [*FRONT, *sections, *written, *BACK]
+
+
+def _folder(language: str) -> Any:
+    if language not in LANGUAGES:
+        raise ProseError(f"The write-up has no language {language!r}.", next_step=f"one of: {', '.join(LANGUAGES)}")
+    return resources.files("kvlab") / "text" / language

@@ -1,0 +1,169 @@
+"""Small pictures for the first screen: one panel each, from the claims of every machine, readable at 260 pixels."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from kvlab import beside, formats, plot, plot_empty, plot_start, pressure
+from kvlab.claims import parse_conditions
+
+SIZE = (3.3, 2.1)  # inches; at 260 pixels wide a letter of 9 points stays 7 pixels high
+
+
+def draw(key: str, own: str, machines: Sequence[str]) -> str:
+    """The picture of a finding as base64 of an SVG; "not measured" where no machine has its claims."""
+    plot.use_style()
+    with mpl.rc_context({"font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8, "axes.titlesize": 9}):
+        figure, axis = plt.subplots(figsize=SIZE)
+        plt.close(figure)
+        DRAWN[key](axis, own, machines)
+        plot_empty.say(figure, None)
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "kvlab"})
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def _rows(axis: Axes, names: Sequence[str], xlabel: str) -> None:
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(max(len(names), 1) - 0.4, -0.6)
+    axis.set_xlabel(xlabel)
+
+
+def _pairs(axis: Axes, machines: Sequence[str], values: Callable[[str], tuple | None], labels: Sequence[str]) -> None:
+    """A row a machine with two ends in ms and their ratio; `labels` name the ends."""
+    names = []
+    for machine in machines:
+        ends = values(machine)
+        if ends and all(ends):
+            slow, fast = (end * 1e3 for end in ends)
+            y = len(names)
+            axis.plot([fast, slow], [y, y], color="#bbbbbb", lw=2)
+            axis.plot([slow], [y], "o", color=plot.MISS, label=labels[0] if y == 0 else None)
+            axis.plot([fast], [y], "o", color=plot.HIT, label=labels[1] if y == 0 else None)
+            axis.annotate(
+                f"{slow / fast:.1f}×", ((slow * fast) ** 0.5, y), xytext=(0, 4), textcoords="offset points", ha="center"
+            )
+            names.append(machine)
+    _rows(axis, names, "ms")
+    plot.plain_log_x(axis)
+    if names:
+        axis.figure.legend(loc="outside upper center", ncols=2)
+
+
+def _capacity(axis: Axes, own: str, machines: Sequence[str]) -> None:
+    names = []
+    for machine in machines:
+        points = beside.points(machine, "kv_capacity", "capacity_tokens", "block").dropna(subset="measured")
+        for row in points.head(2).to_dict("records"):
+            plot.dumbbell(axis, len(names), row["computed"], row["measured"], color=_colour(machine, own))
+            server = parse_conditions(row["conditions"]).get("server", "").removesuffix("-first-start")
+            names.append(f"{machine} {server}")
+    axis.margins(x=0.25)
+    _rows(axis, names, "tokens")
+
+
+def _load(axis: Axes, own: str, machines: Sequence[str]) -> None:
+    for machine in machines:
+        points = beside.points(machine, "load", "throughput_tok_s", "c", **{"in": 512, "out": 128})
+        points = points.dropna(subset="measured").groupby("x", as_index=False)["measured"].mean()
+        fit = beside.value(machine, "load", "requests_that_fit_low", "computed", **{"in": 512, "out": 128})
+        fit = fit or beside.article_fit(machine, **{"in": 512, "out": 128})
+        if fit and len(points):
+            share = points["measured"] / points["measured"].max()
+            plot.machine_points(axis, points["x"] / fit, share, machine, own=own)[0].set_markersize(4)
+    if axis.lines:
+        axis.axvline(1, color=plot.LIMIT, lw=2, zorder=0)
+        axis.set_ylim(bottom=0)
+        axis.legend(loc="lower right")
+    axis.set_xlabel("clients ÷ requests that fit")
+    axis.set_ylabel("share of peak")
+    plot.plain_log_x(axis)
+
+
+def _preemption(axis: Axes, own: str, machines: Sequence[str]) -> None:
+    for machine in machines:
+        rates = pressure.rates(machine)
+        if len(rates):
+            line = plot.machine_points(axis, rates["x"], rates["per_100"], machine, own=own)[0]
+            line.set(linestyle="", markersize=5)
+    if axis.lines:
+        axis.axvline(1, color=plot.LIMIT, lw=2, zorder=0)
+        axis.legend(loc="best")
+    axis.set_xlabel("clients ÷ requests that fit")
+    axis.set_ylabel("preempted of 100")
+
+
+def _fp8(axis: Axes, own: str, machines: Sequence[str]) -> None:
+    _pairs(axis, machines, lambda m: formats.base_and_fp8(m, "ttft_p50_s", input="long"), ("base KV", "fp8 KV"))
+
+
+def _prefix(axis: Axes, own: str, machines: Sequence[str]) -> None:
+    def ends(machine: str) -> tuple[float | None, float | None]:
+        return tuple(beside.value(machine, "prefix_cache", f"ttft_{kind}_s", prefix=3000) for kind in ("miss", "hit"))
+
+    _pairs(axis, machines, ends, ("miss", "hit"))
+
+
+def _chunk(axis: Axes, own: str, machines: Sequence[str]) -> None:
+    for machine in machines:
+        points = beside.points(machine, "chunked_prefill", "itl_max_s", "chunk").dropna(subset="measured")
+        points = points[[parse_conditions(text)["in"] == "3500" for text in points["conditions"]]]
+        if len(points):
+            line = plot.machine_points(axis, points["x"], points["measured"] * 1e3, machine, own=own)[0]
+            line.set_markersize(4)
+    if axis.lines:
+        plot.log2_axis(axis, sorted({float(x) for line in axis.lines for x in line.get_xdata()}))
+        axis.set_ylim(bottom=0)
+        axis.legend(loc="upper left")
+    axis.set_xlabel("chunk, tokens")
+    axis.set_ylabel("longest gap, ms")
+
+
+def _graphs(axis: Axes, own: str, machines: Sequence[str]) -> None:
+    names = []
+    for row in [row for machine in machines for row in plot_start.gains(machine) if row["c"] == 1]:
+        y, gain = len(names), 100 * row["gain"]
+        axis.plot([0, gain], [y, y], color="#bbbbbb", lw=2)
+        colour = _colour(row["machine"], own)
+        face = "white" if row["machine"] == "article" else colour
+        axis.plot([gain], [y], plot.MARKERS.get(row["machine"], "o"), color=colour, mfc=face)
+        names.append(f"{row['machine']} {row['model']}")
+    _rows(axis, names, "% more throughput, one client")
+
+
+def _service(axis: Axes, own: str, machines: Sequence[str]) -> None:
+    line = beside.points("article", "service_hit_rate", "hit_ratio", "prefixes").dropna(subset="computed")
+    line = line.groupby("x", as_index=False)["computed"].mean()
+    if len(line):
+        plot.computed_line(axis, line["x"], 100 * line["computed"], "capacity ÷ prefixes")
+    for machine in machines:
+        points = beside.points(machine, "service_hit_rate", "hit_ratio", "prefixes").dropna(subset="measured")
+        if len(points):
+            dots = plot.machine_points(axis, points["x"], 100 * points["measured"], machine, own=own)[0]
+            dots.set(linestyle="", markersize=4)
+    axis.set_xlabel("prefixes in use")
+    axis.set_ylabel("requests that hit, %")
+    if axis.lines:
+        axis.legend(loc="upper right")
+
+
+def _colour(machine: str, own: str) -> str:
+    return plot.MEASURED if machine == own else plot.ARTICLE if machine == "article" else plot.OTHER
+
+
+DRAWN = {
+    "capacity": _capacity,
+    "load": _load,
+    "preemption": _preemption,
+    "fp8": _fp8,
+    "prefix": _prefix,
+    "chunk": _chunk,
+    "graphs": _graphs,
+    "service": _service,
+}

@@ -1,0 +1,131 @@
+"""The write-up's texts: complete in both languages, filled from claims alone."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kvlab import claims, facts, findings, pages, plot_small, prose, report, run, store
+from kvlab.prose import Notes, ProseError
+
+ROOT = Path(__file__).parent.parent
+EN, ZH = pages.LANGUAGES
+
+
+def writer_of(language, machine="h200"):
+    tables = {name: claims.read(store.machine_dir(name)) for name in (machine, *facts.COMMITTED)}
+    return prose.Writer(facts.facts(machine, tables), pages.words(language), pages.sources(), report._once(facts.about))
+
+
+@pytest.fixture
+def committed(monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(ROOT / "data"))
+    if not all((ROOT / "data" / name / "claims.csv").is_file() for name in facts.COMMITTED):
+        pytest.skip("the committed machines are not here")
+
+
+@pytest.fixture
+def empty(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+
+
+# -- the texts that are shipped -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+def test_every_number_of_the_texts_comes_from_a_claim(language, committed):
+    pages.check_all(writer_of(language), language)
+
+
+@pytest.mark.parametrize("name", pages.names(EN))
+def test_both_languages_hold_the_same_claims(name):
+    english, chinese = (pages.source(name, language) for language in (EN, ZH))
+    assert chinese is not None and Counter(pages.places(english)) == Counter(pages.places(chinese))
+    shape = re.compile(r"^(#+ |```|\| |- |\d+\. )", re.M)
+    assert Counter(shape.findall(english)) == Counter(shape.findall(chinese))  # headings, tables, lists
+
+
+def test_both_languages_have_the_same_texts_and_words():
+    assert pages.names(EN) == pages.names(ZH)
+    english, chinese = pages.words(EN), pages.words(ZH)
+    assert english.keys() == chinese.keys() and english["states"].keys() == chinese["states"].keys()
+    holes = {key: re.findall(r"\{\w+\}", text) for key, text in english.items() if isinstance(text, str)}
+    assert all(Counter(re.findall(r"\{\w+\}", chinese[key])) == Counter(found) for key, found in holes.items())
+
+
+def test_chinese_is_chinese():
+    for name in pages.names(ZH):
+        plain = prose._blank(prose._blank(pages.source(name, ZH), prose.PLACE), prose.CODE)
+        letters = re.findall(r"[一-鿿]", plain)
+        assert len(letters) > len(re.findall(r"[A-Za-z]{3,}", plain)), name
+        assert not re.search(r"[一-鿿][,;?!]", plain), name  # Chinese marks between Chinese characters
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+def test_there_is_a_text_for_every_section_and_the_links_lead_to_pages(language):
+    order = pages.order(list(run.notebooks()), language)
+    assert set(run.notebooks()) <= set(pages.names(language))
+    assert set(pages.names(language)) <= {*order, "overview", "findings"}
+    for name in pages.names(language):
+        assert set(re.findall(r"\]\(#([\w-]+)\)", pages.source(name, language))) <= set(order), name
+
+
+def test_the_eight_findings_have_words_and_a_picture():
+    assert len(findings.listed()) == 8
+    assert set(findings.listed()) == set(plot_small.DRAWN) == set(findings.texts(EN)) == set(findings.texts(ZH))
+
+
+def test_every_source_is_used_and_every_address_is_whole():
+    text = "".join(pages.source(name, EN) for name in pages.names(EN))
+    assert set(re.findall(r"\{ref ([\w-]+)\}", text)) == set(pages.sources())
+    assert all(source["url"].startswith("https://") for source in pages.sources().values())
+
+
+# -- how texts are filled -------------------------------------------------------------------------------------------
+
+
+def test_a_page_has_title_lead_body_and_reasons(empty, monkeypatch):
+    text = "# A title\n\nThe *lead* {h200 load x}.\n\nBody {h200 load x} and {article load x}.\n"
+    monkeypatch.setattr(pages, "source", lambda name, language: text)
+    page = pages.page("load", writer_of(EN), EN)
+    assert page.title == "A title" and page.lead.startswith("The <em>lead</em> <span")
+    assert 'href="#load-why-1"' in page.body and 'href="#load-why-2"' in page.body
+    assert page.why == (
+        "no claim of this kind is stored for h200; kvlab measure load makes one",
+        "the article does not state it",
+    )
+
+
+def test_a_text_that_is_not_there_is_no_page(empty):
+    assert pages.page("nothing", writer_of(EN), EN) is None
+    with pytest.raises(ProseError, match="no language 'fr'"):
+        pages.names("fr")
+
+
+def test_machines_stand_side_by_side_and_the_readers_own_comes_last(empty):
+    for machine, value in (("mine", 3), ("h200", 4)):
+        row = claims.claim("load", "x", {"c": 8 if machine == "mine" else 64}, computed=2, measured=value, unit="s")
+        claims.write_section(store.machine_dir(machine), "load", [row])
+    notes = Notes("load")
+    html = pages.block("```side load\nfirst <token>: x c=8 @h200 c=64\n```\n", writer_of(EN, "mine"), notes)
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", html)
+    assert heads[:5] == ["quantity", "article", "h200", "cpu-tiny", "mine"] and "first &lt;token&gt;" in html
+    cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?</td>", html)]
+    assert cells[1] == "2,000 ms → 4,000 ms (+100.0%)" and cells[3] == "2,000 ms → 3,000 ms (+50.0%)"
+    assert cells[0].startswith("not measured") and html.count('class="own"') == 2
+
+
+@pytest.mark.parametrize("line", ["no colon here", "words: ", "words: x c=8 @h200", "words: x c=8 @h200 c=1 more"])
+def test_a_line_of_a_table_that_cannot_be_read_is_told(line, empty):
+    with pytest.raises(ProseError, match="is no line of a table"):
+        pages.side_rows("load", line, writer_of(EN))
+
+
+def test_a_number_in_a_text_ends_the_build(empty, monkeypatch, tmp_path):
+    known = pages.source
+    text = "# Load\n\nIt is 14 times faster.\n"
+    monkeypatch.setattr(pages, "source", lambda name, lang: text if name == "load" else known(name, lang))
+    with pytest.raises(ProseError, match=r"load.md, line 3: the number 14 comes from no claim"):
+        report.build("mine", tmp_path / "report.html", timings={}, failures={})
+    assert not (tmp_path / "report.html").exists()
