@@ -59,8 +59,8 @@ def measured(lab) -> Result:
     """
     cell = _cell(lab.server())
     run = store.find_run(lab.machine, lab.section, config.key(cell))
-    if lab.base_url:
-        return Result(cell, None, "the hardware of an existing server is elsewhere")
+    if lab.base_url or lab.no_grid:
+        return Result(cell, None, lab.no_grid or "the hardware of an existing server is elsewhere")
     if lab.mode == "measure" or (run is None and lab.mode == "auto"):
         run = _measure(lab, cell)
     return Result(cell, run, None if run else f"no run is stored for this machine; kvlab measure {lab.section}")

@@ -61,7 +61,7 @@ class Lab:
     base_url: str = ""
     _servers: Servers = field(default_factory=Servers)
     _quiet: Any = None  # the lock file while this laboratory measures
-    _no_grid: str | None = None
+    no_grid: str | None = None  # why this machine cannot measure the section
 
     @property
     def folder(self) -> Path:
@@ -80,8 +80,9 @@ class Lab:
         """The profile's grid of this section; a profile without one borrows one and measures nothing."""
         grid = getattr(self.profile, self.section)
         if grid is None:
-            self._no_grid = f"the profile {self.profile.name} has no [{self.section}]"
-            grid = getattr(profile.load_profile(BORROWED[self.profile.server.engine]), self.section)
+            self.no_grid = f"the profile {self.profile.name} has no [{self.section}]"
+            lenders = (BORROWED[self.profile.server.engine], BORROWED["cuda"])
+            grid = next(filter(None, (getattr(profile.load_profile(name), self.section) for name in lenders)))
         return grid
 
     # -- predict ------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class Lab:
 
     # -- measure ------------------------------------------------------------------------------------------------
 
-    def measure(self, cells: list[Cell], *, side_by_side: bool = False, skip_refused: bool = False) -> list[Result]:
+    def measure(self, cells: list[Cell], *, side_by_side=False, skip_refused=False, ahead=()) -> list[Result]:
         """One result a cell, in order. Runs that are stored are replayed; the rest is measured unless mode is replay.
 
         A cell whose load fails is stored as not valid and the next one goes on; a server that cannot start or dies
@@ -112,6 +113,7 @@ class Lab:
         `side_by_side`: the servers of all configurations stay up, so that the arms of a comparison take turns without
         restarts, and start at once; an idle server costs memory only. A cell that asks for a fresh one is alone.
         `skip_refused`: a server that does not start or dies is a failed result with its reason, and not the end.
+        `ahead`: cells of later calls; where servers start together, those of these cells do so too.
         """
         _check_unique(cells)
         self._servers.side_by_side = side_by_side
@@ -120,18 +122,18 @@ class Lab:
             _make_way_for(self)
             self._quiet = self._quiet or quiet.take_machine(f"section {self.section} of machine {self.machine}")
             try:
-                self._measure_all(todo, skip_refused)
+                self._measure_all(todo, skip_refused, [cell for cell in ahead if self._must_measure(cell)])
             except BaseException:
                 self.close()
                 raise
         return [self._result(cell) for cell in cells]
 
-    def _measure_all(self, todo: list[Cell], skip_refused: bool) -> None:
-        self._servers.will_serve(todo)
+    def _measure_all(self, todo: list[Cell], skip_refused: bool, ahead: list[Cell]) -> None:
+        coming = [*todo, *ahead]
+        self._servers.will_serve(coming)
         if (self._quiet.turns or self._servers.side_by_side) and not self.base_url:
             self._servers.side_by_side = True
-            alone = [cell.server for cell in todo if not (cell.fresh or cell.service)]
-            self._servers.start_together(alone, self._quiet)
+            self._servers.start_together([cell for cell in coming if not cell.fresh], self._quiet)
         with tqdm(total=len(todo), desc=self.section, unit="cell", leave=False) as bar:
             for cell in todo:
                 try:
@@ -164,8 +166,8 @@ class Lab:
 
     def _unreachable(self, cell: Cell) -> str | None:
         """Why this cell cannot be measured: no grid, or an existing server; None where it can."""
-        if self._no_grid or not self.base_url:
-            return self._no_grid
+        if self.no_grid or not self.base_url:
+            return self.no_grid
         return existing.unreachable(cell, self.server(), self.base_url, self._servers.outside)
 
     def _as_served(self, cell: Cell) -> Cell:

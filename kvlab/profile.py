@@ -256,6 +256,18 @@ class Routing(Strict):
     hop_input_tokens: int = Field(64, gt=0)
 
 
+class SeveralGpus(Strict):
+    """One server over all GPUs against one on each behind a service; and the fleet of [service_hit_rate] spread out."""
+
+    gpus: int = Field(gt=1)
+    shape: Shape  # its concurrencies, whole multiples of `gpus` or 1, of all servers together
+    repeats: int = Field(1, gt=0)
+    workers: int = Field(gt=1)
+    concurrency: int = Field(gt=0)
+    prefixes: int = Field(gt=1)
+    services: tuple[str, ...] = Field(min_length=1)  # as in Cell
+
+
 class Profile(Strict):
     name: str = Field(pattern=NAME)
     title: str
@@ -273,6 +285,7 @@ class Profile(Strict):
     fp8_kv: Fp8Kv | None = None
     repeatability: Repeatability | None = None
     routing: Routing | None = None  # needs service_hit_rate
+    several_gpus: SeveralGpus | None = None  # needs service_hit_rate
     service_hit_rate: ServiceHitRate | None = None  # hit_and_miss reads its runs, and a section of routers its workers
 
     def server_with(self, changes: dict) -> ServerConfig:

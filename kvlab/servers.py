@@ -70,54 +70,49 @@ class Servers:
 
     def _fleet_for(self, cell: Cell, quiet: Quiet, bar) -> Any:
         """The fleet of this cell with its service in front, running; one that is large enough is used again."""
-        from kvlab.deployment import Deployment
-        from kvlab.dynamo import DynamoDeployment, is_kind
-
         if self.outside is not None:
             return self.outside(cell)
-        kind = DynamoDeployment if is_kind(cell.service) else Deployment
-        name = cell.server.model_dump_json()
-        place = f"{kind.__name__} {name}"
+        place = _place(cell)
         there = self._fleets.get(place)
         if there is None or not there.serves(cell) or cell.fresh:
             if not self.side_by_side:
                 self.stop()
             elif there is not None:
                 self._fleets.pop(place).stop()
-            workers = cell.workers if cell.fresh else max(cell.workers, self.fleet_sizes.get(name, 1))
-            bar.set_postfix_str(f"starting {workers} servers")
-            self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
-            there = kind(cell.server, workers, self._logs)
+            there = self._new_fleet(cell)
+            bar.set_postfix_str(f"starting {there.workers} servers")
             with quiet.starting():
                 there.start()
             self._fleets[place] = there
         return there.use(cell)
 
-    def start_together(self, configs: list[ServerConfig], quiet: Quiet) -> None:
+    def _new_fleet(self, cell: Cell) -> Any:
+        from kvlab.deployment import Deployment
+        from kvlab.dynamo import DynamoDeployment, is_kind
+
+        most = max(cell.workers, self.fleet_sizes.get(cell.server.model_dump_json(), 1))
+        self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
+        kind = DynamoDeployment if is_kind(cell.service) else Deployment
+        return kind(cell.server, cell.workers if cell.fresh else most, self._logs)
+
+    def start_together(self, cells: list[Cell], quiet: Quiet) -> None:
         """Starts every server that is not up yet at once, where notebooks take turns; an idle one disturbs nobody.
 
+        The workers of a service too, where they have a GPU: on the CPU there are few cores for many of them.
         One that cannot start is left to its own cell, which tries again alone and tells why; not where vLLM refused its
         flags, which it would do again.
         """
         from kvlab import server
 
         up = {*self._aside, *([self._config.model_dump_json()] if self._current is not None else [])}
-        wanted = {config.model_dump_json(): config for config in configs}
+        wanted = {cell.server.model_dump_json(): cell.server for cell in cells if not cell.service}
         self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
         new = {name: server.VllmServer(c, log_dir=self._logs) for name, c in wanted.items() if name not in up}
-        pool = ThreadPoolExecutor(max_workers=max(1, len(new)))
-        try:
-            with quiet.starting():
-                starts = {name: pool.submit(one.start) for name, one in new.items()}
-                wait(starts.values())
-        except BaseException:  # Ctrl-C, while this waits for them
-            for again in (True, False):  # once more for one that was about to be launched
-                for one in new.values():
-                    one.stop()
-                pool.shutdown(wait=again, cancel_futures=True)
-            raise
-        self._aside |= {name: new[name] for name, start in starts.items() if start.exception() is None}
-        errors = {name: start.exception() for name, start in starts.items()}
+        fleets = [cell for cell in cells if cell.service and cell.server.engine == "cuda" and self.outside is None]
+        groups = {_place(cell): self._new_fleet(cell) for cell in fleets if _place(cell) not in self._fleets}
+        errors = _start_all(new | groups, quiet)
+        self._aside |= {name: one for name, one in new.items() if errors[name] is None}
+        self._fleets |= {name: one for name, one in groups.items() if errors[name] is None}
         self._refused |= {name: e for name, e in errors.items() if isinstance(e, ServerError) and _flags_refused(e)}
 
     def _turn(self, cell: Cell, quiet: Quiet) -> Any:
@@ -144,6 +139,29 @@ class Servers:
         for server in self._aside.values():
             server.stop()
         self._aside = {}
+
+
+def _place(cell: Cell) -> str:
+    """Names the fleet of a cell: cells of the same configuration share one, and Dynamo's workers are others."""
+    from kvlab.dynamo import is_kind
+
+    return f"{'dynamo' if is_kind(cell.service) else 'fleet'} {cell.server.model_dump_json()}"
+
+
+def _start_all(new: dict[str, Any], quiet: Quiet) -> dict[str, BaseException | None]:
+    """Starts these servers and fleets at once; what each start raised. Ctrl-C meanwhile ends all of them."""
+    pool = ThreadPoolExecutor(max_workers=max(1, len(new)))
+    try:
+        with quiet.starting():
+            starts = {name: pool.submit(one.start) for name, one in new.items()}
+            wait(starts.values())
+    except BaseException:
+        for again in (True, False):  # once more for one that was about to be launched
+            for one in new.values():
+                one.stop()
+            pool.shutdown(wait=again, cancel_futures=True)
+        raise
+    return {name: start.exception() for name, start in starts.items()}
 
 
 def _flags_refused(error: ServerError) -> bool:
