@@ -25,7 +25,7 @@ from kvlab.service import Service
 from kvlab.startup_log import plain
 
 MODES = {"dynamo-kv": "kv", "dynamo-random": "random", "dynamo-round-robin": "round-robin"}
-WORKER = Path(__file__).with_name("dynamo_worker.py")
+WORKER = "kvlab.dynamo_worker"
 LOCAL = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_SYSTEM_HOST")
 PLANES = {"DYN_DISCOVERY_BACKEND": "file", "DYN_EVENT_PLANE": "zmq", "DYN_REQUEST_PLANE": "tcp"}
 POLL_S = 0.25
@@ -75,7 +75,7 @@ class DynamoDeployment:
         flags = engine.to_argv(self.config, self._model, port)
         flags = flags[flags.index("--enable-prompt-tokens-details") + 1 :]
         told = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{events}"}
-        argv = [sys.executable, str(WORKER), "--model", self._model, "--served-model-name", self.config.served_name]
+        argv = [sys.executable, "-m", WORKER, "--model", self._model, "--served-model-name", self.config.served_name]
         argv += [*flags, *self._extra, "--kv-events-config", json.dumps(told)]
         env = engine.environment(self.config, local_model=True) | caches.environment(self.config)
         program = Leashed(

@@ -1,7 +1,7 @@
 """Starts Dynamo's vLLM worker where parts that text models never use are missing, as in vLLM's CPU build.
 
 Dynamo imports torchvision's image code and the bindings of its GPU transfer library at start; without them the import
-fails, although nothing calls them. Empty modules of these names let it start. Run as a file, in its own process.
+fails, although nothing calls them. Empty modules of these names let it start. Run by -m, in a process of its own.
 """
 
 from __future__ import annotations
