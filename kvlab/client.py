@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -124,6 +125,7 @@ async def send(
     except (MalformedEvent, BadResponse) as problem:
         error = str(problem)
     except OSError as problem:
+        _check_open_files(problem)
         error = _network_error(problem, wire)
     return finish(answer.error or error or answer.why_not(len(request.prompt), request.output_tokens))
 
@@ -226,6 +228,16 @@ def _times(answer: Answer, wire: Wire, zero: float, scheduled: float | None, ok:
         "http_status": wire.status,
         "event_times_s": [t - zero for t in answer.times],
     }
+
+
+def _check_open_files(problem: OSError) -> None:
+    """LoadError where this process may open no more connections: a limit of the client's is no failure of the server."""
+    if problem.errno in (errno.EMFILE, errno.ENFILE):
+        raise LoadError(
+            "The client may open no more connections.",
+            cause="the limit on open files of a process (ulimit -Hn)",
+            next_step="use more processes, offer fewer requests a second, or raise the limit",
+        ) from problem
 
 
 def _network_error(problem: OSError, wire: Wire) -> str:

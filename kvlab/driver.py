@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvlab.client import Endpoint, body, clock, send, warm_pool
 from kvlab.http1 import IDLE_REUSE_S, Pool
+from kvlab.row_file import RowFile
 from kvlab.workload import Request
 
 TICK_S = 0.01
@@ -60,8 +62,8 @@ class Prepared:
 class Outcome:
     """What a phase left behind: rows, how late the loop woke up (s), CPU time of the client (s)."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    lags_s: list[float] = field(default_factory=list)
+    rows: RowFile = field(default_factory=RowFile)
+    lags_s: array = field(default_factory=lambda: array("d"))
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -166,7 +168,7 @@ async def _sleep_until(due: float) -> None:
         await asyncio.sleep(left if left > TIMER_S else 0)  # a timer may end a fraction too early
 
 
-async def _tick(lags_s: list[float]) -> None:
+async def _tick(lags_s: array) -> None:
     """Measures how late this event loop is: what it adds to every stamp."""
     while True:
         due = clock() + TICK_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
-from kvlab import service, workload
+from kvlab import open_files, service, workload
 from kvlab.certificate import Evidence, certify, plateau
 from kvlab.client import Endpoint, clock, probe, warm_pool
 from kvlab.config import LoadConfig
@@ -117,6 +118,7 @@ class _Run:
         self.service.check_load(self.load)
         self.warmup, self.measured = _plan(self.load, self.service.vocab, self.nonce, self.explicit)
         self.total = len(self.warmup) + len(self.measured)
+        self._allow_connections()
         # Not Thread.join: in Python 3.11 Ctrl-C within a join takes a running thread for an ended one.
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._main, name="kvlab-load", daemon=True)
@@ -130,6 +132,14 @@ class _Run:
     def open_loop(self) -> bool:
         """True when the measured requests say when they start."""
         return any(request.at_s is not None for request in self.measured)
+
+    def _allow_connections(self) -> None:
+        n = self.load.processes
+        if self.open_loop:  # how many will be open at once depends on the server
+            with contextlib.suppress(ConfigError):
+                open_files.allow(-(-len(self.measured) // n), n)
+        else:
+            open_files.allow(-(-self.load.concurrency // n), n)
 
     def cancel(self) -> None:
         """Stops the load from another thread; its thread ends soon after."""
@@ -186,7 +196,7 @@ class _Run:
         self.poller.start()
         await team.run(_jobs(self, phase, requests), self.outcomes, zero)
         await self.poller.stop()
-        await self.poller.settle(sum(row["ok"] for outcome in self.outcomes for row in outcome.rows))
+        await self.poller.settle(sum(outcome.rows.ok for outcome in self.outcomes))
 
     def result(self) -> LoadResult:
         """The result, in the caller's thread; raises what went wrong in the load's."""
