@@ -16,6 +16,7 @@ from kvlab.errors import ConfigError
 from kvlab.fleet import Fleet
 from kvlab.service import CLIENT_PICKS, Service
 
+HEAD, TAIL = 110, 30  # lines of each worker's log that a run keeps: the start, and what came last
 ACCESS = re.compile(r"^INFO:\s+[\d.]+:\d+ - ")  # one line a request and scrape: nothing that a run's log is read for
 
 
@@ -118,7 +119,9 @@ class Deployment:
         parts = []
         for place, one in zip(self.fleet.places[: self._used], self.fleet.servers, strict=False):
             lines = one.log_path.read_text(errors="replace").splitlines() if one.log_path else []
-            parts += [f"== {place.worker}", *(line for line in lines if not ACCESS.match(line))]
+            lines = [line for line in lines if not ACCESS.match(line)]
+            cut = [f"[{len(lines) - HEAD - TAIL} lines]"] if len(lines) > HEAD + TAIL else []
+            parts += [f"== {place.worker}", *lines[:HEAD], *cut, *lines[HEAD:][-TAIL:]]
         self.log_path.write_text("\n".join(parts) + "\n")
 
     def _close_front(self) -> None:

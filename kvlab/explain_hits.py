@@ -189,3 +189,16 @@ def slower_tail(claims: Sequence[Claim], workers: int, clients: int) -> str | No
             times = found[max(found)].measured / found[min(found)].measured
             ends.append(f"{quantity} changes {times:.2f}-fold from {min(found)} to {max(found)} prefixes")
     return f"With {workers} workers and {clients} clients {' and '.join(ends)}." if ends else None
+
+
+def crowded(results: Iterable[Result]) -> str | None:
+    """That the workers share cores, where none has its own: hits are counts, but times are those of a queue."""
+    for result in results:
+        workers = (result.run.manifest["server"] or {}).get("workers") or [] if result.run is not None else []
+        if workers and all(one.get("gpu") is None and one.get("cores") is None for one in workers):
+            cores = ((result.run.manifest["provenance"] or {}).get("cores") or {}).get("usable")
+            return (
+                f"{len(workers)} workers and the client share {cores or 'the'} cores: hits are counts and stay exact, "
+                "but a time here is mostly the wait for a core."
+            )
+    return None

@@ -13,6 +13,15 @@ from kvlab import plot
 from kvlab.stats import Estimate
 
 FLEETS = {6: (plot.MEASURED, "o"), 3: (plot.HIT, "s")}
+LIMIT_NAMES = {
+    "order=cycle": "one after another",
+    "order=runs": "in runs of ten",
+    "lengths=mixed": "two prefix lengths",
+    "capacity=ample": "all prefixes fit",
+    "lengths=scaled": "other lengths, same ratios",
+    "service=l4:nginx": "nginx picks",
+    "service=kube_proxy": "kube-proxy's rules pick",
+}
 OTHERS = ((plot.MISS, "^"), (plot.OTHER, "v"), (plot.LIMIT, "P"))
 
 
@@ -69,7 +78,7 @@ def transient(axis: Axes, found: pd.DataFrame, sent: np.ndarray, computed: np.nd
     plot.computed_line(axis, sent, 100 * computed)
     percent = found[["share", "low", "high"]] * 100
     plot.measured_points(axis, found["sent"], percent["share"], percent["low"], percent["high"])
-    axis.axhline(100 / workers, color=plot.LIMIT, lw=1.2, ls="--", label=f"1/{workers} of the workers")
+    axis.axhline(100 / workers, color=plot.LIMIT, lw=1.2, ls="--", label=f"1 ÷ {workers}")
     percent_axis(axis)
     axis.set_xlabel("requests sent before")
 
@@ -83,6 +92,13 @@ def median_and_tail(axis: Axes, median: pd.DataFrame, tail: pd.DataFrame, *, lab
     plot.measured_points(
         axis, median["x"], 1e3 * median["measured"], label=f"{label}, p50 to p90", color=color, join=True
     )
+
+
+def article_rate(axis: Axes, found: pd.DataFrame, color: str, label: str) -> None:
+    """The article's values of one fleet, in its colour."""
+    kept = found.dropna(subset="measured")
+    style = {"marker": "D", "mfc": "white", "mec": color, "mew": 1.6, "color": color, "lw": 0.8, "ls": ":"}
+    axis.plot(list(kept["x"]), list(kept["measured"]), label=label if len(kept) else None, zorder=5, **style)
 
 
 def finish_times(figure: Figure, axes: Sequence[Axes], prefixes: Sequence[int]) -> None:

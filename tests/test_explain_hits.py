@@ -1,5 +1,7 @@
 """Sentences about hits: they say what the claims say, and nothing where nothing was measured."""
 
+from types import SimpleNamespace
+
 from kvlab import claims, explain_hits
 from kvlab.stats import Estimate
 
@@ -91,3 +93,13 @@ def test_the_tail_and_the_rate():
     said = explain_hits.slower_tail([ttft(2, 0.3, quantity="ttft_p99_s"), ttft(24, 1.5, quantity="ttft_p99_s")], 6, 4)
     assert "ttft_p99_s changes 5.00-fold from 2 to 24 prefixes" in said
     assert explain_hits.slower_tail([], 6, 4) is None
+
+
+def test_workers_that_share_cores_are_told_apart_from_those_with_their_own():
+    def result(**place):
+        manifest = {"server": {"workers": [place] * 6}, "provenance": {"cores": {"usable": 2}}}
+        return SimpleNamespace(run=SimpleNamespace(manifest=manifest))
+
+    assert "6 workers and the client share 2 cores" in explain_hits.crowded([result(gpu=None, cores=None)])
+    assert explain_hits.crowded([result(gpu="0", cores=None)]) is None
+    assert explain_hits.crowded([SimpleNamespace(run=None)]) is None
