@@ -59,7 +59,7 @@ def test_rows_and_counters_agree_and_a_difference_is_seen(measured):
     assert fleet_rows.disagreement([]) == {"hits": None, "queries": None}
 
 
-def test_the_busiest_worker_has_more_than_its_share(measured):
+def test_the_busiest_worker_has_more_than_its_share(measured):  # pitfall 35
     share = fleet_rows.busiest_share(measured[:1])
     assert 1.0 < share < 2.0
     assert fleet_rows.expected_busiest_share(202, 6) == pytest.approx(share, rel=0.35)

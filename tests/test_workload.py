@@ -144,7 +144,7 @@ def ordered(**changes):
     )
 
 
-def test_prefixes_can_come_in_a_cycle_or_in_runs():
+def test_prefixes_can_come_in_a_cycle_or_in_runs():  # pitfall 33
     assert workload.prefix_sequence(ordered(prefix_order="cycle"))[1][:6] == [0, 1, 2, 3, 0, 1]
     runs = workload.prefix_sequence(ordered(prefix_order="runs"))[1]
     assert len(runs) == 40 and all(len(set(runs[i : i + 10])) == 1 for i in range(0, 40, 10)) and len(set(runs)) > 1
