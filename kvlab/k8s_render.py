@@ -80,6 +80,7 @@ def render(options: Options) -> dict[str, Manifest]:
     if options.router:
         objects |= _router(options)
     objects["load-job"] = load_job(options, machine_of(options))
+    objects["load-job"]["spec"]["suspend"] = True  # applied with the workers, it would come before they are ready
     return {f"{number:02d}-{name}.yaml": one for number, (name, one) in enumerate(objects.items())}
 
 
@@ -149,6 +150,7 @@ def workers(options: Options, profile: Profile) -> Manifest:
         container["env"].append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
     pod = {
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT, which vLLM reads as its own
         "initContainers": _model_maker(options, config),
         "containers": [container],
         "volumes": [_cache_volume(options), {"name": "shm", "emptyDir": {"medium": "Memory"}}],

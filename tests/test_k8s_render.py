@@ -1,5 +1,6 @@
 """Manifests: valid by the API's own schemas, and the same server as kvlab starts on one machine."""
 
+import re
 from pathlib import Path
 
 import kubernetes_validate
@@ -95,7 +96,7 @@ def test_a_model_that_kvlab_makes_is_put_onto_the_volume_first():
     assert init["args"] == ["k8s", "model", "tiny", "/cache/models/tiny"]
     assert pod["containers"][0]["args"][0] == "/cache/models/tiny"
     hub = pod_of(objects(profile="gpu-8gb"))
-    assert hub["containers"][0]["args"][0] == "Qwen/Qwen3-1.7B" and not hub["initContainers"]
+    assert hub["containers"][0]["args"][0] == "Qwen/Qwen3-0.6B" and not hub["initContainers"]
 
 
 def test_gpus_are_asked_for_where_the_engine_needs_them():
@@ -137,6 +138,7 @@ def test_the_job_measures_through_the_service_and_holds_the_results():
     assert args[args.index("--kubernetes") + 1] == "lab/six-workers"
     assert args[args.index("--machine") + 1] == machine
     assert by_kind(made, "Job")[0]["spec"]["backoffLimit"] == 0
+    assert by_kind(made, "Job")[0]["spec"]["suspend"] is True  # applied with the workers, it must not run at once
     assert "command" not in pod["containers"][0]  # kvlab is the image's entry point
 
 
@@ -151,6 +153,7 @@ def test_the_load_may_read_what_it_needs_and_nothing_else():
     assert pod_of(made, "Job")["serviceAccountName"] == account
     assert by_kind(made, "RoleBinding")[0]["subjects"][0]["name"] == account
     assert pod_of(made)["automountServiceAccountToken"] is False  # workers need no rights at all
+    assert pod_of(made)["enableServiceLinks"] is False  # nor variables such as VLLM_PORT
 
 
 def test_a_profile_of_ones_own_goes_along_in_a_config_map(tmp_path):
@@ -237,3 +240,17 @@ def test_the_dockerfile_copies_what_is_there_and_starts_kvlab():
     assert 'ENTRYPOINT ["kvlab"]' in lines
     ignored = (root / ".dockerignore").read_text().split()
     assert not set(ignored) & set(sources) and ".venv" in ignored
+
+
+def test_the_manual_names_commands_and_options_that_exist():
+    text = (Path(__file__).resolve().parent.parent / "docs" / "kubernetes.md").read_text()
+    used = re.findall(r"^kvlab (k8s [a-z]+|measure)(.*)$", text, re.M)
+    assert {command for command, _ in used} == {"k8s pods", "k8s render", "measure"}
+    for command, words in used:
+        told = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).stdout
+        assert all(option in told for option in re.findall(r"--[a-z-]+", words)), (command, words)
+    render = CliRunner().invoke(app, ["k8s", "render", "--help"], env={"COLUMNS": "200"}).stdout
+    for option in ("--cache-path", "--storage-class", "--token-secret", "--router"):
+        assert option in text and option in render
+    made = {name[3:-5] for name in objects(router="random")}
+    assert {"cache", "workers", "service", "load-account", "load-role", "load-binding", "load-job"} <= made
