@@ -8,5 +8,4 @@ COPY kvlab kvlab
 RUN pip install --no-cache-dir -e '.[k8s]' $ROUTER
 COPY notebooks notebooks
 COPY data data
-ENV MPLCONFIGDIR=/tmp/matplotlib KVLAB_CACHE=/tmp/kvlab
 ENTRYPOINT ["kvlab"]
