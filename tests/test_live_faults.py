@@ -88,7 +88,8 @@ def test_stop_kill_and_ctrl_c_each_end_in_one_message_and_keep_what_was_measured
     child = measure(project)
     server = server_in_use(child)
     wait_for(child, kept)
-    subprocess.run([*COMMAND, "stop", server.id], check=True, capture_output=True)
+    stopped = subprocess.run([*COMMAND, "stop", server.id], capture_output=True, text=True)
+    assert stopped.returncode == 0, stopped.stderr
     code, told = end(child, server)
     assert code == 1 and "asked to end" in told and "kvlab stop" in told and "is kept" in told
     first = kept()
