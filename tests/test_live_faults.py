@@ -14,6 +14,7 @@ from kvlab import engine, ports, processes, profile, quiet, store
 from kvlab.errors import EngineMissing
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+STARTED: list[subprocess.Popen] = []
 COMMAND = [sys.executable, "-c", "from kvlab.cli import app; app()"]
 
 
@@ -30,13 +31,16 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for child in STARTED:  # only where the test failed
+        child.send_signal(signal.SIGINT)
+    STARTED.clear()
 
 
 def measure(project, *more):
     """`kvlab measure load` with one, then many clients, running."""
     options = ["--profile", "own.toml", "--machine", "live", "-p", "CONCURRENCY=[1,8,16]", *more]
-    return subprocess.Popen(
+    child = subprocess.Popen(
         [*COMMAND, "measure", "load", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -44,6 +48,8 @@ def measure(project, *more):
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
+    STARTED.append(child)
+    return child
 
 
 def wait_for(child, found):
