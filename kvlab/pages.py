@@ -122,7 +122,7 @@ def block(text: str, writer: Writer, notes: Notes) -> str:
         out = out.replace(f"<p>{key}</p>", value)
     for key, value in tokens.items():
         out = out.replace(key, value)
-    return out.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
+    return re.sub(r"<table.*?</table>", r'<div class="scroll" tabindex="0">\g<0></div>', out, flags=re.S)
 
 
 @cache

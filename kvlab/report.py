@@ -160,7 +160,8 @@ def section(
     """What the page shows of one section."""
     title, sentence = first_words(path)
     own = tables[machine][tables[machine]["section"] == name]
-    rows = [_row(row, tables, machine) for row in own.to_dict("records")]
+    others = {name: table.set_index("id")["measured"].to_dict() for name, table in tables.items() if name != machine}
+    rows = [_row(row, others) for row in own.to_dict("records")]
     said = [row for row in rows if row["computed"] or row["measured"]]
     order = sorted(said, key=lambda row: (not (row["computed"] and row["measured"]), not row["measured"]))
     headline = order[:HEADLINE]  # sorted is stable: within each kind the notebook's order
@@ -196,12 +197,10 @@ def first_words(path: Path) -> tuple[str, str]:
     return title, re.sub(r"[*`]", "", body)
 
 
-def _row(row: dict[str, Any], tables: dict[str, pd.DataFrame], machine: str) -> dict[str, Any]:
-    beside = {}
-    for other, table in tables.items():
-        match = table[table["id"] == row["id"]]
-        if other != machine and len(match):
-            beside[other] = display.number(match.iloc[0]["measured"], row["unit"])
+def _row(row: dict[str, Any], others: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    beside = {
+        name: display.number(known[row["id"]], row["unit"]) for name, known in others.items() if row["id"] in known
+    }
     return display.cells(row) | {"beside": beside, "state": row["state"]}
 
 
