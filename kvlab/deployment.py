@@ -11,7 +11,6 @@ from typing import Any
 
 from kvlab import service
 from kvlab.config import Cell, ServerConfig
-from kvlab.control import Capacity
 from kvlab.errors import ConfigError
 from kvlab.fleet import Fleet
 from kvlab.service import CLIENT_PICKS, Service
@@ -56,10 +55,13 @@ class Deployment:
         self._front: Any = None
         self._service: Service | None = None
         self._used = workers
+        self._known: list[dict[str, Any]] = []  # the workers as they were before the load: one that dies tells nothing
+        self._logs: list[tuple[str, Path]] = []
 
     def start(self) -> Deployment:
         """Raises what Fleet.start raises."""
         self.fleet.start()
+        self.capacity = self.fleet.capacities[0]  # they are alike
         return self
 
     def serves(self, cell: Cell) -> bool:
@@ -74,6 +76,8 @@ class Deployment:
         self._used = cell.workers
         service.check_workers(endpoints)
         self.fleet.reset_prefix_caches()
+        self._known = self.fleet.describe(self._used)
+        self._logs = [(e.worker, one.log_path) for e, one in zip(endpoints, self.fleet.servers, strict=False)]
         if cell.service in CLIENT_PICKS:
             self._service = Service(endpoints, cell.service, seed=cell.load.pick_seed)
         else:
@@ -89,11 +93,6 @@ class Deployment:
         """Where the load goes."""
         return self._service
 
-    @property
-    def capacity(self) -> Capacity:
-        """The KV pool of one worker: they are alike."""
-        return self.fleet.capacities[0]
-
     def check_alive(self) -> None:
         """ServerDied where a worker, ServerError where the proxy or router has ended or does not do what it says."""
         self.fleet.check_alive()
@@ -102,7 +101,7 @@ class Deployment:
 
     def describe(self) -> dict[str, Any]:
         """What a stored run says: the service, and each worker with its place, command, versions and capacity."""
-        workers = self.fleet.describe(self._used)
+        workers = self.fleet.describe(self._used) or self._known
         told = {"how": self._service.how, "pick_seed": self._service.seed}
         if self._front is not None:
             told |= {"version": self._front.version, "command": shlex.join(self._front.argv or [])}
@@ -117,11 +116,11 @@ class Deployment:
 
     def _write_log(self) -> None:
         parts = []
-        for place, one in zip(self.fleet.places[: self._used], self.fleet.servers, strict=False):
-            lines = one.log_path.read_text(errors="replace").splitlines() if one.log_path else []
+        for worker, path in self._logs:
+            lines = path.read_text(errors="replace").splitlines() if path else []
             lines = [line for line in lines if not ACCESS.match(line)]
             cut = [f"[{len(lines) - HEAD - TAIL} lines]"] if len(lines) > HEAD + TAIL else []
-            parts += [f"== {place.worker}", *lines[:HEAD], *cut, *lines[HEAD:][-TAIL:]]
+            parts += [f"== {worker}", *lines[:HEAD], *cut, *lines[HEAD:][-TAIL:]]
         self.log_path.write_text("\n".join(parts) + "\n")
 
     def _close_front(self) -> None:

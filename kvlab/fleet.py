@@ -160,7 +160,7 @@ class Fleet:
 
     @property
     def placement(self) -> list[dict[str, Any]]:
-        """One row a worker: worker, port, pid, gpu, cores, model, version."""
+        """One row a running worker: worker, port, pid, gpu, cores, model, version."""
         return [
             {
                 "worker": place.worker,
@@ -171,7 +171,7 @@ class Fleet:
                 "model": one.config.model,
                 "version": getattr(one, "version", None),
             }
-            for place, one in zip(self.places, self.servers, strict=True)
+            for place, one in zip(self.places, self.servers, strict=False)
         ]
 
     def check_alive(self) -> None:

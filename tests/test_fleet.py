@@ -163,6 +163,19 @@ def test_a_refused_load_leaves_no_server():
     assert EVENTS.count("stop") == 2
 
 
+def test_a_worker_that_dies_inside_a_cell_is_named_and_what_was_measured_is_kept():
+    lab = open_lab(section="service_hit_rate")
+    lab.measure([cell(2)])
+    victim = next(iter(lab._servers._fleets.values())).fleet.servers[1].fake
+    victim.behaviour = Behaviour(die_after=len(victim.bodies) + 4, cache_blocks=100, block_size=32)
+    with pytest.raises(ServerDied, match="Worker w1 of 2"):
+        lab.measure([cell(2, repeat=1, requests=40)])
+    assert EVENTS.count("stop") == 2
+    replayed = open_lab(mode="replay", section="service_hit_rate").measure([cell(2), cell(2, repeat=1, requests=40)])
+    assert [r.run is not None for r in replayed] == [True, False]
+    assert "Worker w1 of 2" in replayed[1].reason and replayed[1].failed
+
+
 def test_an_unknown_service_is_an_error_of_its_own():
     with pytest.raises(ConfigError, match="There is no service 'magic'"):
         open_lab(section="service_hit_rate").measure([cell(2, "magic")])
