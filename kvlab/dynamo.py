@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kvlab import caches, control, engine, model_files, ports, processes, router_checks, router_packages
+from kvlab import caches, control, engine, model_files, ports, processes, router_checks, router_packages, scrape
 from kvlab.client import Endpoint
 from kvlab.config import Cell, ServerConfig
 from kvlab.control import Capacity
@@ -128,8 +128,9 @@ class DynamoDeployment:
         self._frontend = Leashed(argv, port=port, log_dir=self._log_dir, name=kind, env=environment)
         self._mode, self._flags, self._began = MODES[kind], cell.service_args, time.monotonic()
         self._frontend.start()
-        entrance = replace(self.endpoints[0], base_url=f"http://127.0.0.1:{port}", worker=None)
+        entrance = self._entrance = replace(self.endpoints[0], base_url=f"http://127.0.0.1:{port}", worker=None)
         self._wait([self._frontend, *self.programs], lambda: self._routes(entrance))
+        self._hits_before = self._hit_tokens()
         self._service = Service(self.endpoints, cell.service, seed=cell.load.pick_seed, entrance=entrance)
         return self
 
@@ -159,6 +160,25 @@ class DynamoDeployment:
         for program in [*self.programs, *([self._frontend] if self._frontend else [])]:
             if not program.running:
                 raise self._died(program, "while it was in use")
+        if self._frontend is None or self._mode != "kv":
+            return
+        problems = router_checks.dynamo_fallbacks(self._counts(), self._hit_tokens() - self._hits_before)
+        if problems:
+            raise ServerError(
+                f"Dynamo's router does not route by KV blocks: {'; '.join(problems)}",
+                "events are off or lost, or block sizes differ",
+                f"read its logs: {self._log_dir}",
+            )
+
+    def _counts(self) -> dict[str, int]:
+        try:
+            status, text = control.call(self._entrance, "/metrics")
+        except OSError:
+            status, text = 0, ""
+        return router_checks.dynamo_counts(text if status == 200 else "")
+
+    def _hit_tokens(self) -> float:
+        return sum(scrape.fetch(endpoint)["prefix_hits"] or 0.0 for endpoint in self.endpoints)
 
     def _died(self, program: Leashed, when: str) -> ServerDied:
         said = router_checks.death(program.log_text())
@@ -174,6 +194,7 @@ class DynamoDeployment:
         self.log_path.write_text("\n".join(parts))
         told = {"how": self._service.how, "pick_seed": self._service.seed, "product": "dynamo", "version": self.version}
         told |= {"command": shlex.join(self._frontend.argv), "flags": self._flags, "mode": self._mode}
+        told["decisions"] = self._counts()
         workers = [
             {
                 "worker": e.worker,

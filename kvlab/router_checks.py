@@ -109,6 +109,41 @@ def _other_keys(log: str, session_header: str) -> list[str]:
     return [f"{sum(wrong.values())} of {sum(keys.values())} requests were not hashed by {session_header} but by {told}"]
 
 
+DYNAMO = {
+    "completions": "dynamo_frontend_input_sequence_tokens_count",
+    "looked": "dynamo_router_overhead_indexer_find_matches_ms_count",  # requests whose blocks were looked up
+    "expected_tokens": "dynamo_component_router_kv_selected_cached_prefix_tokens_total",  # cached ones, as it believes
+    "mismatched": "dynamo_component_router_kv_event_source_mismatch_workers",
+}
+
+
+def dynamo_counts(metrics: str) -> dict[str, int]:
+    """What the frontend counted, summed over labels: requests, look-ups, expected cached tokens, odd event sources."""
+    counts = dict.fromkeys(DYNAMO, 0)
+    for family in text_string_to_metric_families(_useful(metrics, tuple(DYNAMO.values()))):
+        for sample in family.samples:
+            for key, name in DYNAMO.items():
+                counts[key] += int(sample.value) if sample.name == name else 0
+    return counts
+
+
+def dynamo_fallbacks(counts: dict[str, int], hit_tokens: float) -> list[str]:
+    """What does not follow Dynamo's KV mode. `hit_tokens`: cached tokens that the engines counted meanwhile."""
+    asked, looked = counts["completions"], counts["looked"]
+    if asked < ENOUGH:
+        return []
+    problems = []
+    if looked < SHARE * asked:
+        problems.append(f"only {looked} of {asked} requests had their blocks looked up")
+    elif hit_tokens and not counts["expected_tokens"]:
+        problems.append(
+            f"the engines found {hit_tokens:.0f} cached tokens, and the router expected none: it hears no events"
+        )
+    if counts["mismatched"]:
+        problems.append(f"{counts['mismatched']} workers publish events that the router cannot match")
+    return problems
+
+
 def death(log: str) -> str | None:
     """The line of a log that says why a router ended."""
     lines = [line.strip() for line in plain(log).splitlines() if line.strip() and not line.startswith("[leash]")]

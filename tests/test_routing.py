@@ -12,6 +12,7 @@ from kvlab import (
     hit_grid,
     hits,
     profile,
+    router_checks,
     router_grid,
     router_packages,
     servers,
@@ -235,3 +236,20 @@ def test_sentences_name_routes_and_numbers():
 def test_without_measurements_there_is_nothing_to_say():
     assert explain_routes.reached([], 1, 1) is explain_routes.warmed([]) is explain_routes.quicker([]) is None
     assert explain_routes.hop([], None) is explain_routes.decided([]) is None
+
+
+def test_dynamo_that_hears_no_events_is_reported():  # pitfall 34
+    text = (
+        'dynamo_frontend_input_sequence_tokens_count{model="m"} 40\n'
+        'dynamo_router_overhead_indexer_find_matches_ms_count{router_id="1"} 40\n'
+        'dynamo_component_router_kv_selected_cached_prefix_tokens_total{worker_id="a"} EXPECTED\n'
+        'dynamo_component_router_kv_selected_cached_prefix_tokens_total{worker_id="b"} EXPECTED\n'
+        "this line is no metric of it\n"
+    )
+    heard = router_checks.dynamo_counts(text.replace("EXPECTED", "4000"))
+    deaf = router_checks.dynamo_counts(text.replace("EXPECTED", "0"))
+    assert heard["expected_tokens"] == 8000 and not router_checks.dynamo_fallbacks(heard, 9000.0)
+    assert "hears no events" in router_checks.dynamo_fallbacks(deaf, 9000.0)[0]
+    assert not router_checks.dynamo_fallbacks(deaf, 0.0)  # nothing to hit
+    random = router_checks.dynamo_counts('dynamo_frontend_input_sequence_tokens_count{model="m"} 40\n')
+    assert "only 0 of 40 requests had their blocks looked up" in router_checks.dynamo_fallbacks(random, 9000.0)[0]
