@@ -1,9 +1,11 @@
 """The workshop: exercises pass with their solutions and not without, and the checker knows what is usually confused."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from kvlab import predict, store, workshop, workshop_check
+from kvlab import cli, predict, store, workshop, workshop_check
 from kvlab.errors import ConfigError, NotebookError
 from kvlab.workshop import PASSED, UNANSWERED, UNDECIDED, WRONG, Choice, Facts, Number
 
@@ -246,3 +248,38 @@ def test_questions_and_progress_are_shown(capsys):
     workshop.progress()
     assert len(workshop.verdicts()) == 2 and json.dumps(sorted(workshop.verdicts()))
     assert "cpu-tiny" in store.machines()
+
+
+# -- the pages around them ----------------------------------------------------------------------------------------
+
+
+def test_the_schedule_links_every_exercise_with_its_minutes_and_fits_half_a_day():
+    rows = re.findall(r"^\| (\d):(\d\d) \| (\d+) \| (.*) \|$", (FOLDER / "README.md").read_text(), re.M)
+    clock = 0
+    for hours, minutes, length, _ in rows:
+        assert int(hours) * 60 + int(minutes) == clock  # no gap and no overlap
+        clock += int(length)
+    assert clock == 240
+    linked = {link: int(length) for _, _, length, text in rows for link in re.findall(r"\((\w+\.ipynb)\)", text)}
+    for path in EXERCISES:
+        first = nbformat.read(path, as_version=4).cells[0].source
+        assert f"**Time**: {linked.pop(path.name)} minutes" in first
+    assert not linked
+
+
+def test_the_pages_name_files_targets_and_commands_that_exist():
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
+    commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
+    for page in FOLDER.glob("*.md"):
+        text = page.read_text()
+        assert {name for name in re.findall(r"\bmake ([a-z][a-z-]*)", text) if name != "it"} <= targets
+        assert set(re.findall(r"^(?:\.venv/bin/)?kvlab ([a-z]+)", text, re.M)) <= commands
+        links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+        assert all((FOLDER / link).exists() for link in links)
+
+
+def test_an_install_without_network_finds_what_it_builds_with():
+    spec = importlib.util.spec_from_file_location("build_wheels", ROOT / "tools" / "build_wheels.py")
+    build_wheels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build_wheels)
+    assert any(name.startswith("setuptools") for name in build_wheels.build_requirements())

@@ -34,7 +34,7 @@ def build(out: Path) -> list[Path]:
 
 
 def check(wheels: Path) -> None:
-    """Installs from the folder alone into a fresh environment and computes something there; CalledProcessError if not."""
+    """Installs from the folder alone into a fresh environment and computes something; CalledProcessError if not."""
     with tempfile.TemporaryDirectory() as place:
         venv.create(place, with_pip=True)
         programs = Path(place) / "bin"
