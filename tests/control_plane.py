@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ import control_plane_build as built
 import yaml
 from kubernetes import client, config, utils
 
+from kvlab import engine, k8s_job, router_packages
 from kvlab.fake_server import Behaviour, FakeServer
 
 HOST, SERVICES, NODE = "10.77.255.1", "10.96.0.0/16", "node-1"
@@ -64,12 +66,12 @@ class ControlPlane:
         self._certificates()
         self._run("etcd", "--data-dir", str(self.folder / "etcd"), "--unsafe-no-fsync", *_etcd_urls())
         self._run("kube-apiserver", *self._api_flags())
-        self.kubeconfig.write_text(kubeconfig(self.folder / "api.crt", "admin-token"))
+        self.kubeconfig.write_text(kubeconfig(self.folder / "ca.crt", "admin-token"))
         self.api = client.ApiClient(_configuration(self.kubeconfig))
         self._wait(lambda: client.CoreV1Api(self.api).list_namespace(), "the API")
         common = ("--kubeconfig", str(self.kubeconfig))
         keys = ("--service-account-private-key-file", str(self.folder / "sa.key"))
-        keys += ("--root-ca-file", str(self.folder / "api.crt"))
+        keys += ("--root-ca-file", str(self.folder / "ca.crt"))
         # Without a kubelet's heartbeats the node would count as lost.
         controllers = "--controllers=*,-nodelifecycle,-attachdetach,-persistentvolume-binder"
         self._run("kube-controller-manager", *common, *keys, controllers, "--leader-elect=false")
@@ -103,19 +105,16 @@ class ControlPlane:
             self._running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env))
 
     def _certificates(self) -> None:
+        """An authority and a server's certificate apart: some clients take no authority for a server."""
         names = f"IP:{HOST},IP:{API_SERVICE},IP:127.0.0.1,DNS:kubernetes.default.svc"
-        made = [
-            "-keyout",
-            "api.key",
-            "-out",
-            "api.crt",
-            "-subj",
-            "/CN=kvlab-test",
-            "-addext",
-            f"subjectAltName={names}",
-        ]
-        _quietly("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", *made, cwd=self.folder)
-        _quietly("openssl", "genrsa", "-out", "sa.key", "2048", cwd=self.folder)
+        (self.folder / "names").write_text(f"subjectAltName={names}\n")
+        for command in (
+            "req -x509 -newkey rsa:2048 -nodes -days 30 -keyout ca.key -out ca.crt -subj /CN=ca",
+            "req -newkey rsa:2048 -nodes -keyout api.key -out api.csr -subj /CN=api",
+            "x509 -req -in api.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -extfile names -out api.crt",
+            "genrsa -out sa.key 2048",
+        ):
+            _quietly("openssl", *command.split(), cwd=self.folder)
         tokens = "admin-token,admin,1,system:masters\nstranger-token,stranger,2,visitors\n"
         (self.folder / "tokens.csv").write_text(tokens)
 
@@ -208,11 +207,15 @@ def _quietly(*command: str, cwd: Path | None = None) -> None:
 
 @dataclass
 class Kubelet:
-    """Runs the pods of the one node: `vllm` containers as fake workers, any other as a process of this Python."""
+    """Runs the pods of the one node: `vllm` containers as fake workers, any other as a process of this Python.
+
+    With a `cache` folder in place of /cache the workers are real: vLLM's CPU build with the container's own arguments.
+    """
 
     plane: ControlPlane
     blocks: int = 51
     block_size: int = 32  # that of the profile cpu-tiny
+    cache: Path | None = None
     cwd: Path | None = None  # where a Job's command runs, as in the image's working folder
     env: dict[str, str] = field(default_factory=dict)
     pods: dict[str, dict] = field(default_factory=dict)  # name -> {ip, server or process, restarts}
@@ -272,26 +275,41 @@ class Kubelet:
         about |= {"container": container.name, "image": container.image}
         self.pods[pod.metadata.name] = about
         if container.name == "vllm":
-            about["server"] = self._worker(ip)
+            about["server"] = self._worker(ip) if self.cache is None else self._vllm(pod, ip)
         else:
             about["log"] = self.plane.folder / f"{pod.metadata.name}.log"
-            about["process"] = self._process(pod, about["log"])
-        self._status(pod.metadata.name)
+            about["process"] = self._process(pod, ip, about["log"])
+        self._status(pod.metadata.name, ready=self.cache is None or container.name != "vllm")
+
+    def _vllm(self, pod, ip: str) -> VllmProcess:
+        """The container as it is written, but for the address and the place of the cache volume."""
+        container = pod.spec.containers[0]
+        for init in pod.spec.init_containers or []:
+            k8s_job.put_model(init.args[2], Path(init.args[3].replace("/cache", str(self.cache), 1)))
+        words = [ip if word == "0.0.0.0" else word.replace("/cache/", f"{self.cache}/", 1) for word in container.args]
+        env = {e.name: e.value.replace("/cache/", f"{self.cache}/", 1) for e in container.env if e.value is not None}
+        log = self.plane.folder / f"{pod.metadata.name}.log"
+        return VllmProcess([*container.command[1:], *words], env, f"http://{ip}:8000", log)
 
     def _worker(self, ip: str) -> FakeServer:
         behaviour = Behaviour(cache_blocks=self.blocks, block_size=self.block_size, ttft_s=0.002, itl_s=0.0)
         return FakeServer(behaviour, port=8000, host=ip).__enter__()
 
-    def _process(self, pod, log: Path) -> subprocess.Popen:
-        """The container's command with `kvlab` as its entry point, and its service account where pods have it."""
+    def _process(self, pod, ip: str, log: Path) -> subprocess.Popen:
+        """The container's command, `kvlab` where it has none, and its service account where pods have it."""
         self._mount_account(pod)
+        container = pod.spec.containers[0]
         env = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
         env |= {
             "KUBERNETES_SERVICE_HOST": API_SERVICE,
             "KUBERNETES_SERVICE_PORT": "443",
             "HOME": str(self.plane.folder),
         }
-        command = [sys.executable, "-m", "kvlab.cli", *pod.spec.containers[0].args]
+        command = [sys.executable, "-m", "kvlab.cli"]
+        if container.command == ["vllm-router"]:
+            command = [sys.executable, str(router_packages.place("vllm-router") / "bin" / "vllm-router")]
+            env = router_packages.environment("vllm-router", env)
+        command += [ip if word == "0.0.0.0" else word for word in container.args]
         with log.open("wb") as out:
             return subprocess.Popen(command, env=env | self.env, cwd=self.cwd, stdout=out, stderr=subprocess.STDOUT)
 
@@ -304,6 +322,8 @@ class Kubelet:
 
     def _reap(self) -> None:
         for name, pod in self.pods.items():
+            if isinstance(server := pod.get("server"), VllmProcess) and not server.ready and server.healthy():
+                self._status(name)
             process = pod.get("process")
             if process is not None and process.poll() is not None and "code" not in pod:
                 pod["code"] = process.returncode
@@ -335,6 +355,28 @@ class Kubelet:
         if process is not None and process.poll() is None:
             process.terminate()
             process.wait(10)
+
+
+class VllmProcess:
+    """Real vLLM in place of a container, and its readiness probe."""
+
+    def __init__(self, words: list[str], env: dict[str, str], base_url: str, log: Path):
+        self.base_url, self.ready = base_url, False
+        stub = engine.metadata_stub()
+        own = {"PYTHONPATH": str(stub)} if stub else {}
+        own |= {"HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}  # this namespace has no other network
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", *words]
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(command, env=os.environ | own | env, stdout=out, stderr=subprocess.STDOUT)
+
+    def healthy(self) -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.base_url}/health", timeout=1) as answer:
+            self.ready = answer.status == 200
+        return self.ready
+
+    def __exit__(self, *_) -> None:
+        self._process.terminate()
+        self._process.wait(30)
 
 
 def _now() -> str:

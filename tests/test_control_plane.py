@@ -4,9 +4,13 @@ Real: etcd, API server with RBAC, controllers, scheduler, kube-proxy's rules in 
 and the workers, which are fakes with a real prefix cache each.
 """
 
+import contextlib
 import json
 import os
+import re
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -21,16 +25,17 @@ if not os.environ.get("KVLAB_TEST_K8S"):
 import control_plane
 from control_plane import ControlPlane, Kubelet, kubeconfig
 from kubernetes import client, utils
-from notebooks_for_tests import COMMON, notebook
+from notebooks_for_tests import COMMON, notebook, printed
 from typer.testing import CliRunner
 
-from kvlab import k8s, k8s_api, k8s_job, k8s_render, store
+from kvlab import claims, control, k8s, k8s_api, k8s_job, k8s_render, router_packages, store
 from kvlab.cli import app
+from kvlab.client import Endpoint
 from kvlab.config import Cell, LoadConfig
 from kvlab.errors import ServerDied, ServerError
 from kvlab.k8s_cluster import Cluster
 from kvlab.load import run_load
-from kvlab.profile import load_profile
+from kvlab.profile import FOLDER, load_profile
 
 ASKED = {"image": "vllm:test", "profile": "cpu-tiny", "replicas": 3, "cpu": "1", "memory": "1Gi"}
 OPTIONS = k8s_render.Options(**ASKED, cache_path="/var/cache/kvlab")  # nothing here provides volumes
@@ -80,10 +85,10 @@ def _project(folder):
     return folder
 
 
-def _found():
+def _found(target=TARGET):
     try:
         api = k8s_api.Api()
-        return api.workers(TARGET, api.service(TARGET))
+        return api.workers(target, api.service(target))
     except ServerError:
         return []
 
@@ -203,11 +208,11 @@ def test_what_is_not_there_is_named(kubelet):
 
 def test_an_account_without_rights_is_told_so(kubelet, monkeypatch, tmp_path):
     path = tmp_path / "stranger.conf"
-    path.write_text(kubeconfig(kubelet.plane.folder / "api.crt", "stranger-token"))
+    path.write_text(kubeconfig(kubelet.plane.folder / "ca.crt", "stranger-token"))
     monkeypatch.setenv("KUBECONFIG", str(path))
     with pytest.raises(ServerError, match="No permission.*services.*forbidden"):
         Cluster(TARGET)
-    path.write_text(kubeconfig(kubelet.plane.folder / "api.crt", "no-such-token"))
+    path.write_text(kubeconfig(kubelet.plane.folder / "ca.crt", "no-such-token"))
     with pytest.raises(ServerError, match="does not know who asks"):
         Cluster(TARGET)
 
@@ -243,6 +248,17 @@ def test_a_job_measures_inside_and_its_results_are_fetched(kubelet, monkeypatch,
     assert not client.BatchV1Api(kubelet.plane.api).list_namespaced_job("kvlab").items  # the Job was removed
 
 
+def test_the_command_measures_by_a_job_and_renders_here(kubelet, monkeypatch, tmp_path):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    words = ["measure", "prefix_cache", "--kubernetes", str(TARGET), "--profile", "cpu-tiny", "--machine", "fake"]
+    command = [sys.executable, "-m", "kvlab.cli", *words, "--in-cluster", "kvlab:test"]
+    done = subprocess.run(command, cwd=kubelet.cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Running" in done.stdout and "files fetched" in done.stdout and "mode replay" in done.stdout
+    assert len(list(store.list_runs("fake"))) == 1
+    assert "None" in printed(kubelet.cwd / "_build" / "notebooks" / "06_prefix_cache.ipynb")
+
+
 def test_a_job_that_fails_says_what_it_printed(kubelet, monkeypatch, tmp_path):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     options = OPTIONS.model_copy(update={"section": "no_such_section"})
@@ -254,6 +270,81 @@ def test_a_job_without_its_account_is_refused(kubelet):
     options = OPTIONS.model_copy(update={"name": "other"})
     with pytest.raises(ServerError, match="no service account other-load"):
         k8s_job.run(options, "fake")
+
+
+# -- a router ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not router_packages.version("vllm-router"), reason="kvlab router install vllm-router")
+def test_the_router_finds_the_workers_with_the_rights_it_has(kubelet):
+    rendered = k8s_render.render(OPTIONS.model_copy(update={"router": "round_robin"}))
+    kubelet.plane.apply(*(one for one in rendered.values() if one["metadata"]["name"] == "kvlab-router"))
+    api, target = k8s_api.Api(), k8s.parse_target("kvlab/kvlab-router")
+    _until(lambda: api.workers(target, api.service(target)), "the router's pod")
+    before = {name: len(pod["server"].bodies) for name, pod in kubelet.pods.items() if "server" in pod}
+    (url,) = k8s.entrances(api.service(target), {"port": 8000})
+    _until(lambda: _completes(url), "an answer through the router", 60)
+    for _ in range(11):
+        assert _completes(url)
+    assert all(len(kubelet.pods[name]["server"].bodies) > n for name, n in before.items())
+
+
+def _completes(base_url):
+    status, asked = None, {"model": "fake", "prompt": [1, 2, 3], "max_tokens": 2, "stream": True}
+    with contextlib.suppress(OSError):
+        status, _ = control.call(Endpoint(base_url, "fake"), "/v1/completions", asked)
+    return status == 200
+
+
+# -- real workers -----------------------------------------------------------------------------------------------------
+
+POINTS = """
+[[service_hit_rate.points]]
+workers = 3
+concurrency = 8
+prefixes = [2, 12]
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(not os.environ.get("KVLAB_TEST_K8S_VLLM"), reason="KVLAB_TEST_K8S_VLLM=1 takes minutes more")
+def test_real_vllm_behind_the_service_has_the_hits_of_the_law(plane, tmp_path, monkeypatch):
+    """The section as a person runs it, with the pods' own arguments, through kube-proxy's rules."""
+    mine = tmp_path / "mine.toml"
+    text = (FOLDER / "cpu-tiny.toml").read_text()
+    begin, end = text.index("[[service_hit_rate.points]]"), text.index("[service_hit_rate.limits]")
+    rest = text[end:]
+    rest = rest[re.search(r"^\[(?!\[?service_hit_rate)", rest, re.M).start() :]
+    mine.write_text(text[:begin] + POINTS.lstrip() + "\n" + rest)
+    options = k8s_render.Options(**ASKED | {"profile": str(mine), "namespace": "real"}, cache_path="/cache")
+    with Kubelet(plane, cache=tmp_path / "cache") as kubelet:
+        for name, one in k8s_render.render(options).items():
+            if not name.endswith("load-job.yaml"):
+                plane.apply(one)
+        target = k8s.parse_target("real/kvlab-workers")
+        _until(lambda: len(_found(target)) == 3, "three vLLM workers", 600)
+        monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+        words = [
+            "measure",
+            "service_hit_rate",
+            "--kubernetes",
+            str(target),
+            "--profile",
+            str(mine),
+            "--machine",
+            "real",
+        ]
+        done = subprocess.run([sys.executable, "-m", "kvlab.cli", *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:] + kubelet.plane.log("kube-proxy")
+    stated = claims.read(tmp_path / "data" / "real").set_index("id")
+    found = stated[(stated["quantity"] == "requests_with_hit") & stated["measured"].notna()]
+    two = [float(row["measured"]) for name, row in found.iterrows() if "prefixes=2;" in f"{name};"]
+    assert two == [196.0], found  # 200 less the first touches of two prefixes on two more workers
+    runs = list(store.list_runs("real", "service_hit_rate"))
+    assert {run.manifest["cell"]["service"] for run in runs} == {"kubernetes"} and all(
+        r.manifest["valid"] for r in runs
+    )
 
 
 # -- a recording ------------------------------------------------------------------------------------------------------
