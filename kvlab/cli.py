@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -184,6 +185,41 @@ def compare(
         typer.secho(str(error), err=True, fg="red")
         raise typer.Exit(2) from None
     raise typer.Exit(comparison.exit_code(compared))
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="a result of vllm bench serve --save-detailed, guidellm or aiperf")],
+    machine: Annotated[str, typer.Option(help="data folder that gets the runs; name the machine that was measured")],
+    section: Annotated[str, typer.Option(help="the section they belong to")] = "load",
+) -> None:
+    """Store the measurements of another tool as runs, with claims; what its file does not hold is null."""
+    from kvlab import interchange
+
+    with errors_explained():
+        for run in interchange.import_file(file, machine, section):
+            typer.echo(f"{machine}/{section}/{run.id}: {run.manifest['summary']['n']} requests")
+            for note in run.manifest["certificate"]["problems"]:
+                typer.echo(f"  {note}")
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="the run's folder, machine/section/run, or its id")],
+    to: Annotated[str, typer.Option(help="vllm-bench: the JSON of vllm bench serve --save-detailed")] = "vllm-bench",
+    out: Annotated[Path | None, typer.Option(help="file; empty: standard output")] = None,
+) -> None:
+    """Write a run in the format of another tool."""
+    from kvlab import interchange, store
+
+    with errors_explained():
+        if to != "vllm-bench":
+            raise ConfigError(f"There is no format {to!r}.", next_step="use --to vllm-bench")
+        said = json.dumps(interchange.to_vllm_bench(interchange.find(run))) + "\n"
+        if out is None:
+            typer.echo(said, nl=False)
+        else:
+            store.write_text(out, said)
 
 
 @app.command()

@@ -231,7 +231,7 @@ def _times(answer: Answer, wire: Wire, zero: float, scheduled: float | None, ok:
 
 
 def _check_open_files(problem: OSError) -> None:
-    """LoadError where this process may open no more connections: a limit of the client's is no failure of the server."""
+    """LoadError where this process may open no more connections: that is no failure of the server."""
     if problem.errno in (errno.EMFILE, errno.ENFILE):
         raise LoadError(
             "The client may open no more connections.",

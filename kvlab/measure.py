@@ -24,6 +24,7 @@ from kvlab import (
     display,
     existing,
     geometry,
+    imported,
     model_files,
     predictions,
     profile,
@@ -168,7 +169,8 @@ class Lab:
         """Why this cell cannot be measured: no grid, or an existing server; None where it can."""
         if self.no_grid or not self.base_url:
             return self.no_grid
-        return existing.unreachable(cell, self.server(), self.base_url, self._servers.outside)
+        servers = self.server(), self.profile.section_server(self.section)
+        return existing.unreachable(cell, servers, self.base_url, self._servers.outside)
 
     def _as_served(self, cell: Cell) -> Cell:
         """The cell as it is stored: the flags of an existing server are unknown, and its address stays private."""
@@ -249,7 +251,8 @@ class Lab:
         self.close()
         if self.mode == "replay":
             self._keep_measured(claims)
-        claims_module.write_section(store.machine_dir(self.machine), self.section, claims)
+        stated = imported.with_imported(claims, self.machine, self.section)
+        claims_module.write_section(store.machine_dir(self.machine), self.section, stated)
         return display.show(claims)
 
     def _keep_measured(self, claims: list[Claim]) -> None:
