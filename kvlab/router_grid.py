@@ -137,7 +137,11 @@ def missing(lab: Lab, cell: Cell) -> str | None:
 
 
 def measured(lab: Lab, cells: list[Cell]) -> list[Result]:
-    """One result a cell, in order; a router that is not installed, dies or falls back is a result with its reason."""
+    """One result a cell, in order; a router that is not installed, dies or falls back is a result with its reason.
+
+    Routers with workers of their own come last, so that the fleet starts once and not twice.
+    """
     why = [missing(lab, cell) for cell in cells]
-    ready = iter(lab.measure([c for c, w in zip(cells, why, strict=True) if w is None], skip_refused=True))
-    return [next(ready) if w is None else Result(c, None, w) for c, w in zip(cells, why, strict=True)]
+    ready = sorted((i for i, w in enumerate(why) if w is None), key=lambda i: own_workers(cells[i].service))
+    found = dict(zip(ready, lab.measure([cells[i] for i in ready], skip_refused=True), strict=True))
+    return [found.get(i) or Result(cell, None, why[i]) for i, cell in enumerate(cells)]
