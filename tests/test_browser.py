@@ -1,125 +1,128 @@
-"""The report and the site in a real browser: one start of Chromium for all of it."""
+"""JupyterLab in a real browser: notebooks open, "Run all" works, a slider moves its picture.
 
-import base64
-import re
+The first test is part of the suite; the others take minutes and run with `make test-browser` (KVLAB_BROWSER=1).
+"""
+
+import asyncio
+import importlib.util
+import os
+import shutil
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+import browser_for_tests as web
 import pytest
-from browser_for_tests import Browser, executable
 
-from kvlab import facts, report, site, store
-
-ROOT = Path(__file__).parent.parent
-PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted(str(path.relative_to(ROOT / "notebooks")) for path in (ROOT / "notebooks").rglob("*.ipynb"))
+ALL = os.environ.get("KVLAB_BROWSER") == "1"
+IMAGE = ".jp-OutputArea .widget-image, .jp-OutputArea img.jupyter-widgets"
 pytestmark = [
+    pytest.mark.browser,
     pytest.mark.slow,
-    pytest.mark.skipif(executable() is None, reason="no Chromium here (Debian: apt-get install chromium)"),
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(web.chromium() is None, reason="no Chromium is installed (Debian: apt-get install chromium)"),
+    pytest.mark.skipif(importlib.util.find_spec("jupyterlab") is None, reason="JupyterLab is not installed"),
 ]
-
-LINKS = "[...document.querySelectorAll('a[href], link[href]')].map(a => a.getAttribute('href'))"
-IDS = "[...document.querySelectorAll('[id]')].map(e => e.id)"
-BLIND = "[...document.images].filter(i => !i.naturalWidth || !i.alt.trim()).map(i => i.outerHTML.slice(0, 80))"
-WIDE = """(() => {
-  const page = document.documentElement, inside = e => e.closest('.scroll, pre');
-  const right = e => e.getBoundingClientRect().right;
-  const wide = [...document.body.querySelectorAll('*')].filter(e => right(e) > 361 && !inside(e));
-  if (page.scrollWidth <= page.clientWidth) return [];
-  return wide.slice(0, 3).map(e => e.outerHTML.slice(0, 90)).concat(page.scrollWidth);
-})()"""
-PALE = """(() => {
-  const parse = c => c.match(/[\\d.]+/g).map(Number);
-  const part = v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-  const light = c => { const [r, g, b] = parse(c).map(part);
-                       return .2126 * r + .7152 * g + .0722 * b; };
-  const behind = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-                        if (parse(c)[3] !== 0) return c; } return 'rgb(255, 255, 255)'; };
-  const pale = new Set();
-  for (const e of document.body.querySelectorAll('*')) {
-    if (![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
-    const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
-    if ((a + .05) / (b + .05) < 4.5) pale.add(e.tagName + '.' + e.className);
-  }
-  return [...pale];
-})()"""
+thorough = pytest.mark.skipif(not ALL, reason="takes minutes; run with `make test-browser`")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The report and the site of a committed machine."""
-    folder = tmp_path_factory.mktemp("built")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVLAB_DATA", str(ROOT / "data"))
-        machine = next(
-            (name for name in facts.COMMITTED[1:] if (store.machine_dir(name) / "claims.csv").is_file()), "mine"
+def place(tmp_path_factory):
+    """A copy of notebooks and data, so that nothing is written into the project; JupyterLab and the browser on it."""
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copytree(ROOT / "notebooks", folder / "notebooks", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    shutil.copytree(ROOT / "data", folder / "data", ignore=shutil.ignore_patterns(".lock"))
+    state = tmp_path_factory.mktemp("state")
+    environment = os.environ | {"KVLAB_DATA": str(folder / "data"), "KVLAB_CACHE": str(state / "cache")}
+    with web.jupyterlab(folder / "notebooks", environment, state) as lab, web.browser(state) as devtools:
+        yield devtools, lab, folder
+
+
+def set_parameter(folder, name, old, new):
+    """Edits the copy as a reader would."""
+    path = folder / "notebooks" / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_an_exercise_runs_and_a_slider_moves_its_picture(place):
+    devtools, lab, folder = place
+    asyncio.run(_exercise(devtools, lab))
+    asyncio.run(_slider(devtools, lab, folder))
+
+
+async def _exercise(devtools, lab):
+    async with web.notebook(devtools, lab, "workshop/01_bytes_per_token.ipynb") as tab:
+        cells = await web.run_all(tab, "the exercise")
+        assert sum("write your answer" in str(cell["outputs"]) for cell in cells) == 4
+        assert not tab.failures and not tab.outside
+
+
+async def _slider(devtools, lab, folder):
+    """One board is enough here: the cells of the others are left out of the copy."""
+    import nbformat
+
+    path = folder / "notebooks" / "play" / "one.ipynb"
+    made = nbformat.read(folder / "notebooks" / "play" / "formulas.ipynb", as_version=4)
+    kept = ("parameters", "import play_values", '"stall"')
+    code = [cell for cell in made.cells if cell.cell_type == "code"]
+    made.cells = [c for c in code if "parameters" in c.metadata.get("tags", []) or any(k in c.source for k in kept)]
+    nbformat.write(made, path)
+    async with web.notebook(devtools, lab, "play/one.ipynb") as tab:
+        cells = await web.run_all(tab, "the board")
+        static, board = cells[-2], cells[-1]
+        assert any("image/png" in output.get("data", {}) for output in static["outputs"])  # without widgets
+        assert "application/vnd.jupyter.widget-view+json" in str(board["outputs"])
+        source = f"document.querySelector('{IMAGE}')?.src"
+        before = await tab.until(source, "the board's picture shows")
+        label = (
+            "[...document.querySelectorAll('.widget-inline-hbox')].find(w => w.textContent.includes('chunk, tokens'))"
         )
-        report.build_all(machine, folder / "report.html", timings={}, failures={})
-        site.build(machine, folder / "site")
-    return folder
+        await tab.js(f"{label}.querySelector('.noUi-handle').focus()")
+        for _ in range(3):
+            await tab.key("ArrowRight", 39)
+        await tab.until(f"{source} !== {before!r}", "the picture follows the slider")
+        assert not tab.failures and not tab.outside
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
+@thorough
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_notebook_opens(place, name):
+    devtools, lab, _ = place
+
+    async def opens():
+        async with web.notebook(devtools, lab, name) as tab:
+            assert await tab.js(f"{web.CELLS}.length") > 0
+            assert not tab.failures and not tab.outside
+
+    asyncio.run(opens())
 
 
-def pages_of(folder):
-    return sorted(folder.rglob("*.html"))
+@thorough
+@pytest.mark.parametrize("name", ["01_kv_capacity.ipynb", "06_prefix_cache.ipynb"])
+def test_run_all_works_for_a_section_in_replay(place, name):
+    devtools, lab, folder = place
+    set_parameter(folder, name, 'MACHINE: str = \\"\\"', 'MACHINE: str = \\"cpu-tiny\\"')
+    set_parameter(folder, name, 'MODE: str = \\"auto\\"', 'MODE: str = \\"replay\\"')
+
+    async def runs():
+        async with web.notebook(devtools, lab, name) as tab:
+            cells = await web.run_all(tab, name)
+            assert any("image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"])
+            assert not tab.failures
+
+    asyncio.run(runs())
 
 
-def test_every_page_opens_whole_and_asks_nobody(built, browser):
-    """No console error, no request that leaves the machine, no dead link, no blind picture, no pale text."""
-    pages = pages_of(built)
-    assert len(pages) > 40
-    links, ids = {}, {}
-    for page in pages:
-        browser.open(page.as_uri())
-        assert browser.errors() == [], page.name
-        assert all(url.startswith(("file:", "data:")) for url in browser.requested()), page.name
-        links[page], found = browser.run(LINKS), browser.run(IDS)
-        ids[page] = set(found)
-        assert len(ids[page]) == len(found), f"{page.name}: an id stands twice"
-        assert browser.run("document.documentElement.lang") in ("en", "zh-Hans")
-        assert browser.run(BLIND) == [], page.name
-        assert browser.run(PALE) == [], page.name
-    dead = [f"{page.name}: {link}" for page in pages for link in links[page] if not leads_somewhere(page, link, ids)]
-    assert not dead
+@thorough
+def test_run_all_works_for_every_board(place):
+    devtools, lab, _ = place
 
+    async def runs():
+        async with web.notebook(devtools, lab, "play/formulas.ipynb") as tab:
+            await web.run_all(tab, "the boards")
+            await tab.until(f"document.querySelectorAll('{IMAGE}').length >= 1", "a board shows")
+            assert not tab.failures and not tab.outside
 
-def leads_somewhere(page: Path, link: str, ids: dict[Path, set[str]]) -> bool:
-    if link.startswith(("https://", "data:")):
-        return True
-    parts = urlsplit(link)
-    target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-    if not target.is_file():
-        return False
-    return not parts.fragment or target.suffix != ".html" or unquote(parts.fragment) in ids[target]
-
-
-def test_no_page_scrolls_sideways_on_a_phone(built, browser):
-    browser.call("Emulation.setDeviceMetricsOverride", **PHONE)
-    try:
-        for page in pages_of(built):
-            browser.open(page.as_uri())
-            assert browser.run(WIDE) == [], page.name
-    finally:
-        browser.call("Emulation.clearDeviceMetricsOverride")
-
-
-def test_it_can_be_read_without_a_mouse(built, browser):
-    browser.open((built / "report.html").as_uri())
-    for kind in ("keyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
-    assert browser.run("document.activeElement.className") == "skip"
-    assert browser.run("document.activeElement.getBoundingClientRect().left") >= 0  # it shows itself when reached
-    levels = browser.run("[...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1])")
-    assert levels[0] == 1 and levels.count(1) == 1
-
-
-@pytest.mark.parametrize("name", ["report.html", "report.zh.html"])
-def test_it_prints_to_a_pdf(name, built, browser):
-    browser.open((built / name).as_uri())
-    pdf = base64.b64decode(browser.call("Page.printToPDF", printBackground=False)["data"])
-    pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
-    assert pdf.startswith(b"%PDF-") and 8 < pages < 80
+    asyncio.run(runs())
