@@ -16,6 +16,7 @@ from kvlab.startup_log import StartupReport
 
 if TYPE_CHECKING:
     from kvlab.client import Endpoint
+    from kvlab.profile import Profile
 
 EXISTING = "existing server"  # in place of the model's name, where somebody else started the server
 KEY_VARIABLE = "KVLAB_API_KEY"
@@ -69,11 +70,15 @@ def open_outside(base_url: str) -> Callable[[Cell], Any] | None:
     return Cluster(k8s.parse_target(base_url)).use
 
 
-def unreachable(cell: Cell, server: ServerConfig, base_url: str, outside: Any = None) -> str | None:
-    """Why a cell cannot be measured on what somebody else runs; None where it can. `outside`: of `open_outside`."""
-    if cell.fresh or (cell.server != server and not k8s.is_target(base_url)):
+def unreachable(cell: Cell, profile: Profile, section: str, base_url: str, outside: Any = None) -> str | None:
+    """Why a cell cannot be measured on what somebody else runs; None where it can. `outside`: of `open_outside`.
+
+    An existing server stands for the profile's; the pods of a cluster for the profile's as the section wants it.
+    """
+    cluster = k8s.is_target(base_url)
+    if cell.fresh or cell.server != (profile.section_server(section) if cluster else profile.server):
         return "an existing server cannot be restarted with other flags"
-    if k8s.is_target(base_url):
+    if cluster:
         return k8s.cannot_serve(cell, None if outside is None else outside.__self__.count)
     return "an existing server is one; several workers stand behind a Service: --kubernetes" if cell.service else None
 

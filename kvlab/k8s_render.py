@@ -123,14 +123,9 @@ def own_profile(profile: str) -> bool:
 # -- workers --------------------------------------------------------------------------------------------------------
 
 
-def server_of(profile: Profile, section: str) -> ServerConfig:
-    """The profile's server as a section wants it."""
-    return profile.server_with(getattr(getattr(profile, section, None), "server", {}))
-
-
 def workers(options: Options, profile: Profile) -> Manifest:
     """The Deployment: the section's server, one in each pod, all with one volume for models and compile caches."""
-    config = server_of(profile, options.section)
+    config = profile.section_server(options.section)
     label = {"app": options.workers_name}
     container = {
         "name": "vllm",

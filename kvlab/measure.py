@@ -169,8 +169,7 @@ class Lab:
         """Why this cell cannot be measured: no grid, or an existing server; None where it can."""
         if self.no_grid or not self.base_url:
             return self.no_grid
-        servers = self.server(), self.profile.section_server(self.section)
-        return existing.unreachable(cell, servers, self.base_url, self._servers.outside)
+        return existing.unreachable(cell, self.profile, self.section, self.base_url, self._servers.outside)
 
     def _as_served(self, cell: Cell) -> Cell:
         """The cell as it is stored: the flags of an existing server are unknown, and its address stays private."""

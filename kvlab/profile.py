@@ -293,6 +293,10 @@ class Profile(Strict):
         values = self.server.model_dump(mode="json") | dict(changes)
         return build(ServerConfig, values, f"the server of profile {self.name}")
 
+    def section_server(self, section: str) -> ServerConfig:
+        """The server as that section's grid wants it."""
+        return self.server_with(getattr(getattr(self, section, None), "server", {}))
+
 
 def load_profile(name_or_path: str) -> Profile:
     """The built-in profile of that name, or the TOML file at that path. Raises ConfigError.

@@ -23,7 +23,8 @@ from kvlab.profile import load_profile
 
 TARGET = Target("kvlab", "kvlab-workers")
 PORT = {"name": "http", "port": 8000}
-BLOCK = load_profile("cpu-tiny").server.block_size
+SERVER = load_profile("cpu-tiny").section_server("service_hit_rate")
+BLOCK = SERVER.block_size
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ def workers(api):
 
 
 def _cell(workers=3, requests=12, **changes):
-    values = {"service": "random_connection", "server": load_profile("cpu-tiny").server} | changes
+    values = {"service": "random_connection", "server": SERVER} | changes
     lengths = {"workload": "shared_prefix", "prefixes": 2, "prefix_tokens": 64, "input_tokens": 96, "output_tokens": 2}
     load = LoadConfig(requests=requests, warmup_requests=2, concurrency=2, new_connection=True, **lengths)
     return Cell(name="c", load=load, workers=workers, **values)
@@ -374,7 +375,7 @@ def test_a_service_that_cannot_be_reached_says_what_to_do(api, workers):
 
 
 def test_pods_with_other_flags_than_the_profiles_are_refused(api, workers):
-    server = load_profile("cpu-tiny").server.model_copy(update={"block_size": 2 * BLOCK})
+    server = SERVER.model_copy(update={"block_size": 2 * BLOCK})
     with pytest.raises(ConfigError, match=f"block_size is {BLOCK}, not {2 * BLOCK}"):
         Cluster(TARGET).use(_cell(server=server))
 
@@ -399,8 +400,10 @@ def lab(api, workers, tmp_path, monkeypatch):
 
 
 def test_a_laboratory_measures_a_cluster(lab):
-    good, other = lab.measure([_cell(), _cell(workers=6)])
+    changed = SERVER.model_copy(update={"max_num_seqs": 3})
+    good, other, flags = lab.measure([_cell(), _cell(workers=6), _cell(server=changed)])
     assert good.run is not None and other.run is None and "not 6" in other.reason
+    assert flags.run is None and "other flags" in flags.reason
     cell = good.run.manifest["cell"]
     assert cell["service"] == "kubernetes" and cell["server"]["model"].startswith(measure.EXISTING)
     assert lab.measure([_cell()])[0].run.id == good.run.id  # resumed

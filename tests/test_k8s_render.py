@@ -72,7 +72,7 @@ def test_one_file_and_a_folder_hold_the_same_objects(tmp_path):
 
 @pytest.mark.parametrize("name", ["cpu-tiny", "gpu-8gb", "h200"])
 def test_a_worker_has_the_flags_of_the_profile(name):
-    config = k8s_render.server_of(load_profile(name), "service_hit_rate")
+    config = load_profile(name).section_server("service_hit_rate")
     (container,) = pod_of(objects(profile=name))["containers"]
     here = engine.to_argv(config, "MODEL", 8000)
     here = here[here.index("serve") + 2 :]  # after the model's name
