@@ -9,7 +9,7 @@ OPTIONS := --profile $(PROFILE) $(if $(MACHINE),--machine $(MACHINE))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help report measure replay site test test-k8s test-browser workshop-check wheels lint lab routers install install-light clean
+.PHONY: help report measure replay site test test-k8s test-browser workshop-check bench-client wheels lint lab routers install install-light clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ routers: install ## the routers of notebook 12, each in a folder of its own (abo
 
 workshop-check: install-light ## execute the workshop's exercises: with the solutions all pass, unanswered none does
 	$(BIN)/python -m kvlab.workshop_check
+
+bench-client: install-light ## the load generator against vllm bench, guidellm and aiperf on one null server (about 8 GB, 20 minutes)
+	$(BIN)/python tools/bench_client.py
+	$(BIN)/python tools/bench_open.py
 
 wheels: ## _build/wheels: everything of the light install, for a room without network (make PYTHON=... for its Python)
 	$(PYTHON) tools/build_wheels.py

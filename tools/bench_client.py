@@ -1,0 +1,202 @@
+"""Measures the load generator against others on one null server: `make bench-client`.
+
+    python tools/bench_client.py [--repeats 3] [--tools kvlab,guidellm] [--scenarios paced,saturation,open] [--out FILE]
+
+Every tool keeps one core, the null server the other one; they take turns. Writes data/client/peers.csv, one row a tool
+and scenario, and peers.json beside it with every repeat. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+
+import pandas as pd
+from null import NullServer, pinned
+from peers import TOOLS, Ask, Tool, environ, install
+from watch import Watch, machine_cpu_s
+
+from kvlab.files import write_text
+
+SERVER_CORE, CLIENT_CORE = 0, 1
+LIMIT_S = 400
+QUIET_SHARE = 0.05  # of all cores, used by anything else
+OUT = Path(__file__).parent.parent / "data" / "client" / "peers.csv"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the null server does, and the load. `rounds` of requests; `fast_rounds` for tools of more than 50 k/s."""
+
+    name: str
+    ttft_s: float
+    itl_s: float
+    events_per_write: int
+    streams: int
+    tokens: int
+    rounds: int
+    fast_rounds: int
+
+    @property
+    def known(self) -> bool:
+        """Whether delays are known, so that what a client adds can be told."""
+        return self.itl_s > 0
+
+
+SCENARIOS = {
+    "paced": Scenario("paced", 0.1, 0.02, 1, 256, 250, 4, 4),
+    "saturation": Scenario("saturation", 0.0, 0.0, 16, 256, 250, 4, 32),
+}
+FAST = ("kvlab", "null reader")
+MEASURED = (
+    *("events_per_cpu_s", "events_per_s", "ttft_added_p50_s", "ttft_added_p99_s", "itl_added_p50_s"),
+    *("itl_added_p99_s", "server_late_p99_s", "failures", "others_cpu_share"),
+)
+COLUMNS = (
+    *("tool", "version", "scenario", "streams", "events_per_cpu_s", "events_per_cpu_s_low", "events_per_cpu_s_high"),
+    *(name for name in MEASURED if name != "events_per_cpu_s"),
+    *("repeats", "quiet", "measured_utc", "reason"),
+)
+
+
+def measure(tool: Tool, s: Scenario) -> dict[str, Any]:
+    """One repeat. Rates are of the steady part: from the first request of round 2 until the first of the last round."""
+    rounds = s.fast_rounds if tool.name in FAST else s.rounds
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        NullServer(s.ttft_s, s.itl_s, s.events_per_write, SERVER_CORE) as server,
+    ):
+        ask = Ask(server.port, s.streams, s.streams * rounds, s.tokens, Path(folder))
+        busy, began = machine_cpu_s(), time.monotonic()
+        watch, status = _run(tool, ask)
+        if status:
+            return {"reason": f"{tool.name} failed: {status}"}
+        others = (machine_cpu_s() - busy - watch.cpu[-1] - server.stats()["cpu_s"]) / (
+            (time.monotonic() - began) * os.cpu_count()
+        )
+        found = _rates(server.arrivals_s()[-ask.requests :], watch, s)
+        result = tool.read(ask)
+        if s.known:
+            for name, known in (("ttft", s.ttft_s), ("itl", s.itl_s)):
+                for q in ("p50", "p99"):
+                    value = result.get(f"{name}_{q}_s")
+                    found[f"{name}_added_{q}_s"] = None if value is None else value - known
+            found["server_late_p99_s"] = server.stats()["late_p99_s"]
+        return found | {"failures": result["failures"], "others_cpu_share": max(0.0, others), "result": result}
+
+
+def _run(tool: Tool, ask: Ask) -> tuple[Watch, str | None]:
+    """Runs the tool on its core; why it failed, or None."""
+    log = ask.folder / "out.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*pinned(CLIENT_CORE), *tool.command(ask)],
+            stdout=file,
+            stderr=subprocess.STDOUT if tool.name != "null reader" else None,
+            cwd=ask.folder,
+            env=environ(tool),
+        )
+        watch = Watch(process.pid)
+        try:
+            status = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            status = f"not done after {LIMIT_S} s"
+        watch.stop()
+    if status:
+        tail = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+        return watch, f"{status}: {tail[-300:]}"
+    return watch, None
+
+
+def _rates(arrivals: list[float], watch: Watch, s: Scenario) -> dict[str, float]:
+    # A request of a closed loop arrives when another one has been read to its end: counted so, nothing that waits in
+    # a socket buffer passes for digested.
+    first, last = s.streams, len(arrivals) - s.streams
+    start, end = arrivals[first], arrivals[last]
+    events = (last - first) * s.tokens
+    return {"events_per_cpu_s": events / watch.cpu_s(start, end), "events_per_s": events / (end - start)}
+
+
+def row(tool: Tool, s: Scenario, repeats: list[dict[str, Any]], began: str) -> dict[str, Any]:
+    """One line of the table: medians of the repeats, with the lowest and highest rate."""
+    good = [r for r in repeats if "events_per_cpu_s" in r]
+    line = {"tool": tool.name, "version": tool.version, "scenario": s.name, "streams": s.streams}
+    line |= {"repeats": len(good), "measured_utc": began}
+    if not good:
+        return line | {"reason": repeats[-1]["reason"]}
+    for name in MEASURED:
+        values = [r[name] for r in good if r.get(name) is not None]
+        line[name] = median(values) if values else None
+    rates = [r["events_per_cpu_s"] for r in good]
+    line |= {"events_per_cpu_s_low": min(rates), "events_per_cpu_s_high": max(rates)}
+    busiest = max(r["others_cpu_share"] for r in good)
+    return line | {"others_cpu_share": busiest, "quiet": busiest <= QUIET_SHARE}
+
+
+def main() -> None:
+    """Measures, prints and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tools", default=",".join(tool.name for tool in TOOLS))
+    parser.add_argument("--scenarios", default=",".join(SCENARIOS))
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    if (os.cpu_count() or 1) < 2 or not sys.platform.startswith("linux"):
+        sys.exit("The comparison needs Linux and two cores: one for the null server, one for the client.")
+    tools = [tool for tool in TOOLS if tool.name in options.tools.split(",")]
+    scenarios = [SCENARIOS[name] for name in options.scenarios.split(",")]
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    missing = {tool.name: why for tool in tools if (why := install(tool))}
+    os.sched_setaffinity(0, {SERVER_CORE})
+    found = {(tool.name, s.name): [] for s in scenarios for tool in tools}
+    for repeat in range(options.repeats):
+        for s in scenarios:
+            for tool in tools if repeat % 2 == 0 else tools[::-1]:
+                why = missing.get(tool.name)
+                result = {"reason": why} if why else measure(tool, s)
+                found[tool.name, s.name].append(result)
+                print(repeat, s.name, tool.name, _short(result), flush=True)
+    rows = [row(tool, s, found[tool.name, s.name], began) for s in scenarios for tool in tools]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(options.out, frame.to_csv(index=False, float_format="%.6g"))
+    write_text(options.out.with_suffix(".json"), json.dumps(_about(scenarios, found, began), indent=1) + "\n")
+    print(frame.to_string())
+
+
+def _about(scenarios, found, began) -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in lines if "model name" in line), None)
+    return {
+        "measured_utc": began,
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "quiet_share": QUIET_SHARE,
+        "scenarios": [vars(s) for s in scenarios],
+        "repeats": {f"{tool}, {scenario}": results for (tool, scenario), results in found.items()},
+    }
+
+
+def _short(result: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v:.6g}" for k, v in result.items() if isinstance(v, float | int)) or str(result["reason"])
+
+
+if __name__ == "__main__":
+    main()

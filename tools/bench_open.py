@@ -1,0 +1,63 @@
+"""10,000 streams held open at once by kvlab, in several processes: `python tools/bench_open.py [STREAMS [PROCESSES]]`.
+
+Each stream gets an event a second from the null server. Writes data/client/open.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+
+from bench_client import OUT
+from null import NullServer
+from peers import TOOLS, Ask
+from watch import Watch
+
+from kvlab.files import write_text
+
+TTFT_S, ITL_S, TOKENS = 5.0, 1.0, 20
+
+
+def main() -> None:
+    """Measures, prints and writes; exits with 1 where a stream failed or fewer were open at once."""
+    streams, processes = int((sys.argv + ["10000"])[1]), int((sys.argv + ["", "4"])[2] or 4)
+    kvlab = TOOLS[0]
+    with tempfile.TemporaryDirectory() as folder, NullServer(TTFT_S, ITL_S) as server:
+        ask = Ask(server.port, streams, streams, TOKENS, Path(folder))
+        process = subprocess.Popen([*kvlab.command(ask), str(processes)])
+        watch = Watch(process.pid, every_s=1.0)
+        status = process.wait()
+        watch.stop()
+        if status:
+            sys.exit(f"kvlab ended with status {status}; its message stands above")
+        result, stats = kvlab.read(ask), server.stats()
+    found = {
+        "measured_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": kvlab.version,
+        "cores": os.cpu_count(),
+        "streams": streams,
+        "processes": processes,
+        "open_at_once": stats["open_max"],
+        "requests": result["requests"],
+        "failures": result["failures"],
+        "events": stats["events"],
+        "cpu_s": watch.cpu[-1],
+        "rss_max_bytes": max(watch.rss),
+        "ttft_added_p50_s": result["ttft_p50_s"] - TTFT_S,
+        "ttft_added_p99_s": result["ttft_p99_s"] - TTFT_S,
+    }
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    write_text(OUT.with_name("open.json"), json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    sys.exit(found["failures"] > 0 or found["open_at_once"] < streams)
+
+
+if __name__ == "__main__":
+    main()
