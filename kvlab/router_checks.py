@@ -48,7 +48,7 @@ NAMES = {
 # Outcomes of a decision that looked at the prefix, found or not.
 LOOKED = {
     "vllm-router": ("prefix_hit", "prefix_miss", "prefix_balanced"),
-    "smg": ("tree_match", "expected_wait_fallback", "tree_miss", "min_load", "imbalanced"),
+    "smg": ("tree_match", "spill", "expected_wait_fallback", "tree_miss", "min_load", "imbalanced"),
 }
 
 
