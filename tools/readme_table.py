@@ -1,46 +1,60 @@
 """Writes the README's table from the committed claims, so that no number in it is typed by hand.
 
     python tools/readme_table.py
+
+Each row names its machine and the day on which its runs were measured; a claim that is not measured says so.
 """
 
 from pathlib import Path
+from typing import Any
 
 from kvlab import claims, display, store
 from kvlab.provenance import engine_line, hardware_line
 
-MACHINE = "h200"
-ROWS = {  # what a reader should see first, in words -> the claim's id
-    "KV pool of 2.4 GiB, in tokens": "kv_capacity/capacity_tokens/server=bf16;kv_dtype=auto;block=16",
-    "throughput at 32 clients (512 in, 128 out)": "load/throughput_tok_s/c=32;in=512;out=128",
-    "throughput at 64 clients": "load/throughput_tok_s/c=64;in=512;out=128",
-    "gap between tokens at 64 clients": "load/itl_p50_s/c=64;in=512;out=128",
-    "time to first token at 64 clients": "load/ttft_p50_s/c=64;in=512;out=128",
-    "preemptions at 64 clients, 256 requests": "preemption/preemptions/c=64;in=512;out=128;requests=256",
-    "longest pause while a 3,500-token prompt is prefilled": "chunked_prefill/itl_max_s/chunk=2048;in=3500;inserts=3",
-    "tokens cached of a 3,000-token prefix": "prefix_cache/cached_tokens/prefix=3000;tail=32;block=16",
-    "time to first token, prefix not cached": "prefix_cache/ttft_miss_s/prefix=3000;tail=32;block=16",
-    "time to first token, prefix cached": "prefix_cache/ttft_hit_s/prefix=3000;tail=32;block=16",
-    "hits behind a Service: 6 workers, 12 prefixes": "service_hit_rate/hit_ratio/prefixes=12;c=8;workers=6",
-    "hits behind a Service: 3 workers, 12 prefixes": "service_hit_rate/hit_ratio/prefixes=12;c=8;workers=3",
-}
+GPU, CPU = "h200", "cpu-tiny"
+ROWS = (  # what a reader should see first: words, machine, the claim's id
+    ("KV pool of 2.4 GiB holds", GPU, "kv_capacity/capacity_tokens/server=bf16;kv_dtype=auto;block=16"),
+    ("throughput at 64 clients (512 in, 128 out)", GPU, "load/throughput_tok_s/c=64;in=512;out=128"),
+    ("time to first token at 64 clients", GPU, "load/ttft_p50_s/c=64;in=512;out=128"),
+    ("preemptions at 64 clients, 256 requests", GPU, "preemption/preemptions/c=64;in=512;out=128;requests=256"),
+    ("tokens cached of a 3,000-token prefix", GPU, "prefix_cache/cached_tokens/prefix=3000;tail=32;block=16"),
+    ("longest pause while 32k tokens are prefilled", GPU, "chunked_prefill/itl_max_s/chunk=4096;in=32768;inserts=3"),
+    ("an fp8 cache holds, against float32", CPU, "fp8_kv/capacity_ratio/kv_dtype=fp8;over=float32"),
+    ("way back of a preempted request, cache off", CPU, "preemption/resume_s/in=3360;out=128;caching=off"),
+)
 BEGIN, END = "<!-- made by tools/readme_table.py -->", "<!-- end -->"
 
 
 def table() -> str:
-    """The table in Markdown, with the machine, its engine and the days of measurement below it."""
-    known = {row["id"]: row for row in claims.read(store.machine_dir(MACHINE)).to_dict("records")}
-    lines = ["| | computed | measured | residual |", "|---|--:|--:|--:|"]
-    for words, claim in ROWS.items():
-        if claim not in known:  # a section that this machine has not measured
-            continue
-        cells = display.cells(known[claim])
-        lines.append(f"| {words} | {cells['computed']} | **{cells['measured']}** | {cells['residual']} |")
-    manifests = [run.manifest for run in store.list_runs(MACHINE) if run.valid]
-    days = sorted({manifest["created_utc"][:10] for manifest in manifests})
-    when = " to ".join(sorted({days[0], days[-1]}))
-    machine = f"{hardware_line(manifests[0]['provenance'])}; {engine_line(manifests[0])}; {when}"
-    note = "geometry of Qwen3-1.7B with dummy weights, on which neither time nor capacity depends"
-    return "\n".join([*lines, "", f"*{machine}; {note}. {len(manifests)} runs.*"])
+    """The table in Markdown, with the machines and their engines below it."""
+    lines = ["| | computed | measured | residual | machine | date |", "|---|--:|--:|--:|---|---|"]
+    lines += [_line(*row) for row in ROWS]
+    about = [f"`{machine}`: {_machine(machine)}" for machine in (GPU, CPU)]
+    note = "The GPU's weights are random, with the geometry of Qwen3-1.7B: neither time nor capacity depends on them."
+    return "\n".join([*lines, "", f"*{'; '.join(about)}. {note}*"])
+
+
+def _line(words: str, machine: str, wanted: str) -> str:
+    row = next((row for row in claims.read(store.machine_dir(machine)).to_dict("records") if row["id"] == wanted), None)
+    cells = {"computed": "", "measured": "", "residual": ""} if row is None else display.cells(row)
+    measured = f"**{cells['measured']}**" if cells["measured"] else "not measured"
+    day = _days(machine, set() if row is None else set(str(row["runs"]).split(";")))
+    return f"| {words} | {cells['computed']} | {measured} | {cells['residual']} | `{machine}` | {day} |"
+
+
+def _days(machine: str, runs: set[str]) -> str:
+    days = sorted({manifest["created_utc"][:10] for manifest in _manifests(machine) if manifest["run_id"] in runs})
+    return " to ".join(sorted({days[0], days[-1]})) if days else ""
+
+
+def _manifests(machine: str) -> list[dict[str, Any]]:
+    return [run.manifest for run in store.list_runs(machine) if run.valid]
+
+
+def _machine(machine: str) -> str:
+    manifests = _manifests(machine)
+    engines = sorted({line for manifest in manifests if (line := engine_line(manifest))})
+    return f"{hardware_line(manifests[0]['provenance'])}, {' and '.join(engines)}, {len(manifests)} runs"
 
 
 def with_table(text: str) -> str:
