@@ -201,7 +201,7 @@ async def notebook(devtools: str, lab: str, name: str):
 
 
 async def run_all(tab: Page, name: str, seconds: float = 300) -> list[dict]:
-    """Runs all cells; the code cells once the last one is done. AssertionError with the message of a cell that fails."""
+    """Runs all cells; the code cells once the last one is done. AssertionError with the message of one that fails."""
     await tab.js("void jupyterapp.commands.execute('notebook:run-all-cells')")
     done = f"(() => {{ const all = {CELLS}; return all.some(failed) || all.every(c => c.execution_count) }})()"
     failed = "const failed = c => (c.outputs || []).some(o => o.output_type === 'error');"

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from kvlab import beside, geometry, play, play_values, predict, sliders
@@ -164,3 +165,21 @@ def test_the_own_model_box_says_an_error_and_recovers():
 def test_an_unknown_board_names_the_known_ones():
     with pytest.raises(ConfigError, match="no board"):
         sliders.static("speed")
+
+
+# -- the notebooks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["formulas", "live"])
+def test_the_notebooks_run_where_nothing_can_be_started(name, monkeypatch):
+    monkeypatch.delenv("KVLAB_DATA")
+    monkeypatch.chdir(ROOT / "notebooks" / "play")
+    names = {}
+    for cell in nbformat.read(f"{name}.ipynb", as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(compile(cell.source, "cell", "exec"), names)
+            if "parameters" in cell.metadata.get("tags", []) and "MODE" in names:
+                names["MODE"] = "replay"
+    assert names.get("session") is None
+    if name == "formulas":
+        assert (names["compared"]["verdict"] == "moved").any()
