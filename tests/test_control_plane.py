@@ -77,7 +77,8 @@ def _project(folder):
         "from kvlab.measure import open_lab\n"
         "lab = open_lab('prefix_cache', profile_name=PROFILE, machine=MACHINE, mode=MODE, base_url=BASE_URL)\n"
         f"load = LoadConfig(requests=40, **{LOAD!r})\n"
-        "cell = Cell(name='three', server=lab.server(), load=load, workers=3, service='random_connection')\n"
+        "server = lab.profile.section_server(lab.section)\n"
+        "cell = Cell(name='three', server=server, load=load, workers=3, service='random_connection')\n"
         "print(lab.measure([cell])[0].reason)\n"
         "lab.close()"
     )
