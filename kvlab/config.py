@@ -15,7 +15,15 @@ from kvlab.errors import ConfigError
 ADDED_LATER = {
     "": ("workers", "service", "service_args"),
     "server": ("caches", "quantization", "enable_lora"),
-    "load": ("text", "decode_input_tokens", "pick_seed", "warmup_concurrency", "prefix_order", "prefix_step_tokens"),
+    "load": (
+        "text",
+        "decode_input_tokens",
+        "pick_seed",
+        "warmup_concurrency",
+        "prefix_order",
+        "prefix_step_tokens",
+        "client",
+    ),
 }
 NAMES = {"LoadConfig": "The load", "ServerConfig": "The server", "Cell": "The cell", "Shape": "The request shape"}
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -93,6 +101,7 @@ class LoadConfig(Strict):
     timeout_s: float = Field(600.0, gt=0)  # one request, start to last event
     new_connection: bool = False  # a connection of its own for each request
     processes: int = Field(1, gt=0)
+    client: Literal["kvlab", "vllm-bench"] = "kvlab"  # who sends it; another one only for a cross-check
     sample_interval_s: float = Field(0.25, gt=0, le=0.5)
 
     @model_validator(mode="after")
@@ -111,6 +120,8 @@ class LoadConfig(Strict):
             raise ValueError("an insertion is one decoding request, then others: constant arrival, requests >= 2")
         if self.text is not None and self.workload != "perplexity":
             raise ValueError("text has a meaning for the workload perplexity only")
+        if self.client != "kvlab" and (self.arrival, self.workload) != ("closed", "unique"):
+            raise ValueError("another client sends unique prompts in a closed loop only")
         return self
 
 

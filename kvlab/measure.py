@@ -25,7 +25,6 @@ from kvlab import (
     existing,
     geometry,
     imported,
-    model_files,
     predictions,
     profile,
     provenance,
@@ -46,6 +45,7 @@ from kvlab.results import relative_difference as relative_difference
 from kvlab.results import rows as rows
 from kvlab.results import running_while_waiting as running_while_waiting
 from kvlab.results import turns as turns
+from kvlab.sending import send as send
 from kvlab.servers import Servers
 
 MODES = ("auto", "measure", "replay")
@@ -171,12 +171,8 @@ class Lab:
             return self.no_grid
         return existing.unreachable(cell, self.profile, self.section, self.base_url, self._servers.outside)
 
-    def _as_served(self, cell: Cell) -> Cell:
-        """The cell as it is stored: the flags of an existing server are unknown, and its address stays private."""
-        return existing.as_served(cell, self.base_url) if self.base_url else cell
-
     def _key(self, cell: Cell) -> str:
-        return config.key(self._as_served(cell))
+        return config.key(existing.as_served(cell, self.base_url))
 
     def _measure_cell(self, cell: Cell, bar) -> None:
         try:
@@ -229,7 +225,7 @@ class Lab:
     def _about(self, cell: Cell, utc: str) -> dict[str, Any]:
         return {
             "key": self._key(cell),
-            "cell": self._as_served(cell).model_dump(mode="json"),
+            "cell": existing.as_served(cell, self.base_url).model_dump(mode="json"),
             "profile": self.profile.name,
             "created_utc": utc,
             "predictions": predictions.last(self.folder),
@@ -266,15 +262,6 @@ class Lab:
                 cause="files were damaged or changed after the measurement",
                 next_step=f"restore them from git, or remove them and run: kvlab measure {self.section}",
             )
-
-
-def send(endpoint, cell: Cell, nonce: int):
-    """The result of a load, of whatever kind it is."""
-    from kvlab import load, perplexity  # not needed, and slow to import, in a replay
-
-    if cell.load.workload == "perplexity":
-        return perplexity.run_windows(endpoint, cell.load, weights=model_files.fingerprint(cell.server))
-    return load.run_load(endpoint, cell.load, nonce=nonce, progress=True)
 
 
 def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mode: str = "auto", base_url: str = ""):

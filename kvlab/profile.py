@@ -53,6 +53,7 @@ class Load(Strict):
     starts: int = Field(1, gt=0)  # servers of the same configuration that the repeats go round
     variants: tuple[Variant, ...] = ()  # other builds of the model, at the first shape and `variant_concurrency`
     variant_concurrency: tuple[int, ...] = (1,)
+    cross_check: int = Field(0, ge=0)  # clients at which `vllm bench serve` sends the first shape too; 0: nowhere
 
 
 class PrefixCache(Strict):
