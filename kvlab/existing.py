@@ -85,6 +85,8 @@ def unreachable(cell: Cell, profile: Profile, section: str, base_url: str, outsi
 
 def as_served(cell: Cell, base_url: str) -> Cell:
     """The cell as it is stored: the flags of an existing server are unknown, and its address stays private."""
+    if not base_url:
+        return cell
     update = {"server": ServerConfig(model=f"{EXISTING} {provenance.external_name(base_url)}")}
     if k8s.is_target(base_url) and cell.service:
         update |= {"service": k8s.SCHEME, "service_args": ()}
