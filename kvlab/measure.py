@@ -25,7 +25,6 @@ from kvlab import (
     existing,
     geometry,
     imported,
-    model_files,
     predictions,
     profile,
     provenance,
@@ -46,6 +45,7 @@ from kvlab.results import relative_difference as relative_difference
 from kvlab.results import rows as rows
 from kvlab.results import running_while_waiting as running_while_waiting
 from kvlab.results import turns as turns
+from kvlab.sending import send as send
 from kvlab.servers import Servers
 
 MODES = ("auto", "measure", "replay")
@@ -262,15 +262,6 @@ class Lab:
                 cause="files were damaged or changed after the measurement",
                 next_step=f"restore them from git, or remove them and run: kvlab measure {self.section}",
             )
-
-
-def send(endpoint, cell: Cell, nonce: int):
-    """The result of a load, of whatever kind it is."""
-    from kvlab import load, perplexity  # not needed, and slow to import, in a replay
-
-    if cell.load.workload == "perplexity":
-        return perplexity.run_windows(endpoint, cell.load, weights=model_files.fingerprint(cell.server))
-    return load.run_load(endpoint, cell.load, nonce=nonce, progress=True)
 
 
 def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mode: str = "auto", base_url: str = ""):
