@@ -240,6 +240,7 @@ class Route(Strict):
     """A way of picking the worker; `together`: also with a warm-up by all clients at once, beside one after another."""
 
     service: str  # as in Cell
+    name: str | None = Field(None, pattern=NAME)  # in claims; needed where two routes differ in their args only
     args: tuple[str, ...] = ()
     together: bool = False
     hop: bool = False  # measure what it adds to the first token of a request that hits nothing

@@ -61,7 +61,7 @@ def arms(server: ServerConfig, grid: Routing, lengths: ServiceHitRate) -> list[A
                 new_connection=route.service in PER_CONNECTION,
                 warmup_concurrency=1 if warmup == ONE else 0,
             )
-            name = short(route.service)
+            name = route.name or short(route.service)
             cell = Cell(
                 name=f"{name}-{warmup}",
                 server=server,
