@@ -106,7 +106,13 @@ def write(objects: dict[str, Manifest], where: Path) -> list[Path]:
 def _text(one: Manifest) -> str:
     import yaml
 
-    return yaml.safe_dump(one, sort_keys=False, default_flow_style=False, width=120)
+    class Plain(yaml.SafeDumper):
+        """Equal parts are written out: an anchor is hard to read and to edit."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    return yaml.dump(one, Dumper=Plain, sort_keys=False, default_flow_style=False, width=120)
 
 
 def _object(version: str, kind: str, name: str, namespace: str | None = None, **fields) -> Manifest:
@@ -146,7 +152,7 @@ def workers(options: Options, profile: Profile) -> Manifest:
     pod = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT, which vLLM reads as its own
-        "initContainers": _model_maker(options, config),
+        **_model_maker(options, config),
         "containers": [container],
         "volumes": [_cache_volume(options), {"name": "shm", "emptyDir": {"medium": "Memory"}}],
     } | _pull(options)
@@ -186,12 +192,13 @@ def model_in_pod(config: ServerConfig) -> str:
     return config.model
 
 
-def _model_maker(options: Options, config: ServerConfig) -> list[Manifest]:
+def _model_maker(options: Options, config: ServerConfig) -> Manifest:
     if not config.model.startswith(OWN_FOLDERS):
-        return []
+        return {}
     arguments = ["k8s", "model", config.model, model_in_pod(config)]
     mounts = [{"name": "cache", "mountPath": CACHE}]
-    return [{"name": "model", "image": options.load_image, "args": arguments, "volumeMounts": mounts}]
+    made = {"name": "model", "image": options.load_image, "args": arguments, "volumeMounts": mounts}
+    return {"initContainers": [made]}
 
 
 def _resources(options: Options, config: ServerConfig) -> Manifest:
