@@ -192,6 +192,8 @@ def _pair(row: Mapping[str, Any] | None, head: str, writer: Writer, notes: Notes
         return missing(_why(row, "measured", head, writer), writer, notes)
     texts = display.cells(row)
     computed, measured = (html.escape(texts[name]) for name in ("computed", "measured"))
+    if row["state"] == "computed":  # nobody meant to measure it
+        return _mark(computed, "computed")
     if not measured:
         return f"{_mark(computed, 'computed')} → {missing(_why(row, 'measured', head, writer), writer, notes)}"
     compares = texts["residual"] and row["unit"] != "ratio"  # the residual of a relative change misleads

@@ -162,7 +162,7 @@ def section(
     own = tables[machine][tables[machine]["section"] == name]
     others = {name: table.set_index("id")["measured"].to_dict() for name, table in tables.items() if name != machine}
     rows = [_row(row, others) for row in own.to_dict("records")]
-    said = [row for row in rows if row["computed"] or row["measured"]]
+    said = [row for row in rows if row["state"] in ("measured", "computed")]
     order = sorted(said, key=lambda row: (not (row["computed"] and row["measured"]), not row["measured"]))
     headline = order[:HEADLINE]  # sorted is stable: within each kind the notebook's order
     return {

@@ -29,6 +29,7 @@ def writer(tmp_path, monkeypatch):
             claims.claim("load", "change", {"c": 1}, measured=-0.2, ci=(-0.3, -0.1), unit="ratio"),
             claims.claim("load", "change", {"c": 2}, measured=0.02, ci=(-0.3, 0.4), unit="ratio"),
             claims.claim("load", "p95_s", {"c": 8}, unit="s", reason="n too small <4>"),
+            claims.claim("load", "later", {"c": 8}, computed=2, unit="s", reason="no GPU yet"),
             claims.claim("load", "nothing", measured=0, unit="count"),
         ],
         "article": [claims.claim("load", "tok_s", {"c": 8, "in": 512}, measured=70, unit="tok/s")],
@@ -108,7 +109,8 @@ def test_what_is_missing_says_so_and_why(body, reason, writer):  # pitfall 6
 
 
 def test_a_computed_value_stands_where_the_measured_one_is_missing(writer):
-    assert said("h200 load fit in=512 | pair", writer) == "34.4 requests → not measured1"
+    assert said("h200 load later c=8 | pair", writer) == "2,000 ms → not measured1"
+    assert said("h200 load fit in=512 | pair", writer) == "34.4 requests"  # a bound: nobody meant to measure it
 
 
 @pytest.mark.parametrize(
