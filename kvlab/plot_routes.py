@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from kvlab import plot
+from kvlab import plot, plot_empty
 from kvlab.claims import Claim
 
 READINGS = {
@@ -27,6 +27,8 @@ def rows_axis(axis: Axes, names: Sequence[str], *, labels: bool = True) -> None:
 def hit_row(axis: Axes, y: float, claims: Mapping[str, Claim]) -> None:
     """The three readings of one route (quantity -> claim, ratios) in percent; its own computed value as a bar."""
     first = y == 0
+    if all(c.measured is None for c in claims.values()):
+        axis.annotate(plot_empty.NOT_MEASURED, (50, y), ha="center", va="center", color=plot_empty.SOFT, fontsize=9)
     for quantity, (label, marker, size) in READINGS.items():
         c = claims.get(quantity)
         if c is None or c.measured is None:
