@@ -155,11 +155,12 @@ def side_rows(section: str, lines: str, writer: Writer) -> list[tuple[str, str, 
 
 def side_table(section: str, lines: str, writer: Writer, notes: Notes) -> str:
     """A table with a column a machine; each cell is computed → measured with its residual."""
-    own = writer.facts.own
-    shown = machines(own)
+    own, rows = writer.facts.own, side_rows(section, lines, writer)
+    shown = [*machines(own), *_others(section, {quantity for _, quantity, _ in rows}, writer)]
+    shown.sort(key=lambda name: name == own)  # stable: the reader's own stands last
     head = "".join(f'<th{_own(name, own)} scope="col">{html.escape(name)}</th>' for name in shown)
     body = []
-    for said, quantity, where in side_rows(section, lines, writer):
+    for said, quantity, where in rows:
         cells = [_side_cell(name, section, quantity, where, writer, notes) for name in shown]
         tds = "".join(f"<td{_own(name, own)}>{cell}</td>" for name, cell in zip(shown, cells, strict=True))
         body.append(f'<tr><th class="t" scope="row">{html.escape(said)}</th>{tds}</tr>')
@@ -167,6 +168,17 @@ def side_table(section: str, lines: str, writer: Writer, notes: Notes) -> str:
         f'<table class="side"><thead><tr><th class="t" scope="col">{html.escape(writer.words["quantity"])}</th>{head}'
         f"</tr></thead><tbody>{''.join(body)}</tbody></table>"
     )
+
+
+def _others(section: str, quantities: set[str], writer: Writer) -> list[str]:
+    """Further machines that have measured one of these, such as a host of several GPUs."""
+    known = writer.facts.claims.items()
+    return [
+        name
+        for name, rows in sorted(known)
+        if name not in machines(writer.facts.own)
+        and any(r["section"] == section and r["quantity"] in quantities and r["measured"] is not None for r in rows)
+    ]
 
 
 def _side_cell(

@@ -117,6 +117,16 @@ def test_machines_stand_side_by_side_and_the_readers_own_comes_last(empty):
     assert cells[0].startswith("not measured") and html.count('class="own"') == 2
 
 
+def test_a_further_machine_has_a_column_where_it_has_measured_something(empty):
+    for machine, values in (("h200-x2", {"measured": 3}), ("later", {"reason": "no GPU yet"})):
+        claims.write_section(store.machine_dir(machine), "load", [claims.claim("load", "x", unit="s", **values)])
+    tables = {name: claims.read(store.machine_dir(name)) for name in (*facts.COMMITTED, "mine", "h200-x2", "later")}
+    writer = prose.Writer(facts.facts("mine", tables), pages.words(EN), {}, report._once(facts.about))
+    html = pages.block("```side load\nwords: x\n```\n", writer, Notes("load"))
+    heads = re.findall(r'scope="col">([^<]*)</th>', html)
+    assert heads == ["quantity", "article", "h200", "cpu-tiny", "h200-x2", "mine"]
+
+
 @pytest.mark.parametrize("line", ["no colon here", "words: ", "words: x c=8 @h200", "words: x c=8 @h200 c=1 more"])
 def test_a_line_of_a_table_that_cannot_be_read_is_told(line, empty):
     with pytest.raises(ProseError, match="is no line of a table"):
