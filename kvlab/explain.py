@@ -12,6 +12,14 @@ from kvlab import startup
 from kvlab.claims import Claim, conditions_text
 from kvlab.measure import Result
 
+CROSS_CHECK = 0.05  # two tools on one server: gaps that differ by more have another cause than definitions
+_READ_AS = {
+    "throughput_whole_tok_s": "throughput over the whole time",
+    "ttft_p50_s": "time to the first token",
+    "tpot_p50_s": "time per output token",
+    "itl_p50_s": "gap between tokens",
+}
+
 
 def show(*sentences: str | None) -> None:
     """Displays the sentences that have something to say, as a list."""
@@ -216,6 +224,23 @@ def moved_memory(cold: Mapping[str, float], warm: Mapping[str, float], server: s
         f"{server}: the pool changes by {grown / 2**20:+,.0f} MiB from the cold to the warm start; of the memory in "
         f"use {part.replace('_', ' ')} changes most, by {change / 2**20:+,.0f} MiB."
     )
+
+
+def cross_check(claims: Iterable[Claim]) -> str | None:
+    """What `vllm bench serve` read beside kvlab, quantity by quantity, and whether definitions account for it."""
+    found = {c.quantity.removeprefix("cross_check_"): c for c in claims}
+    changes = {name.removesuffix("_change"): c for name, c in found.items() if name.endswith("_change")}
+    told = [f"{_READ_AS[name]} {c.measured:+.1%}" for name, c in changes.items() if c.measured is not None]
+    if not told:
+        reasons = [c.reason for c in changes.values() if c.reason]
+        return f"There is no cross-check: {reasons[0]}." if reasons else None
+    step, ttft = changes["itl_p50_s"].measured, changes["ttft_p50_s"].measured
+    said = f"vllm bench serve against kvlab: {', '.join(told)}."
+    if step is not None and abs(step) > CROSS_CHECK:
+        return f"{said} Gaps mean the same in both tools: so large a difference is the server's or the machine's own."
+    if ttft is not None and ttft > 0:
+        return f"{said} Gaps agree within {CROSS_CHECK:.0%}; the longer time to the first token is its client's."
+    return f"{said} Gaps agree within {CROSS_CHECK:.0%}; between single requests the first token varies by more."
 
 
 def not_measured(claims: Iterable[Claim]) -> str | None:

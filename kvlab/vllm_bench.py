@@ -73,9 +73,7 @@ def _start(command: list[str], endpoint: Endpoint, folder: str) -> str:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return f"it was not done after {LIMIT_S:g} s"
-    lines = [
-        line for line in done.stderr.splitlines() if line.strip() and "nanobind" not in line and "leaked" not in line
-    ]
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not NOISE.search(line)]
     return (lines or ["no output"])[-1].strip()[:300]
 
 

@@ -1,0 +1,119 @@
+"""The load generator measured beside others (`make bench-client`): the table, its picture, and what it says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from kvlab import plot, store
+
+READER = "null reader"  # the least that a client can do: not a tool, the floor under all of them
+PACED = "paced"
+TTFT, ITL = "ttft_added", "itl_added"
+
+
+def peers() -> pd.DataFrame | None:
+    """data/client/peers.csv, one row a tool and scenario; None where nothing was measured."""
+    path = store.root() / "client" / "peers.csv"
+    return pd.read_csv(path) if path.is_file() else None
+
+
+def record(name: str) -> dict[str, Any] | None:
+    """Another measurement of the load generator: "open" (10,000 streams) or "memory"; None where there is none."""
+    path = store.root() / "client" / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def paced(table: pd.DataFrame) -> pd.DataFrame:
+    """The paced rows of tools that were measured, fastest last, as a picture draws them from below."""
+    rows = table[(table["scenario"] == PACED) & table["events_per_cpu_s"].notna()]
+    return rows.sort_values("events_per_cpu_s", ignore_index=True)
+
+
+def draw(axes: list[Axes], table: pd.DataFrame) -> None:
+    """Events per CPU-second as bars, and what each tool adds to the time to the first token as p50 and p99 dots."""
+    rows = paced(table[table["tool"] != READER])
+    speed, added = axes
+    for y, row in rows.iterrows():
+        color = plot.MEASURED if row["tool"] == "kvlab" else plot.OTHER
+        speed.barh(y, row["events_per_cpu_s"] / 1e3, color=color, height=0.6)
+        ends = [row["events_per_cpu_s_low"] / 1e3, row["events_per_cpu_s_high"] / 1e3]
+        speed.plot(ends, [y, y], color="#333333", lw=1.5)
+        speed.annotate(
+            f"{row['events_per_cpu_s'] / 1e3:.0f} k", (max(ends), y), (6, 0), va="center", textcoords="offset points"
+        )
+        times = [max(row[f"{TTFT}_{q}_s"] * 1e3, 0.01) for q in ("p50", "p99")]
+        added.plot(times, [y, y], color=color, lw=2)
+        added.plot(times[:1], [y], "o", color=color)
+        added.plot(times[1:], [y], "o", color=color, mfc="white")
+        for value, side in zip(times, (-8, 8), strict=True):
+            where = {"xytext": (side, 0), "textcoords": "offset points", "va": "center"}
+            added.annotate(_milliseconds(value), (value, y), ha="right" if side < 0 else "left", **where)
+    for axis in axes:
+        axis.set_yticks(range(len(rows)), [f"{row.tool} {row.version}" for row in rows.itertuples()])
+        axis.set_ylim(-0.6, len(rows) - 0.4)
+        axis.grid(axis="y", visible=False)
+    speed.set_xlim(0, 1.2 * rows["events_per_cpu_s_high"].max() / 1e3)
+    speed.set_xlabel("thousand events per CPU-second")
+    added.set_xscale("log")
+    low, high = added.get_xlim()
+    added.set_xlim(low / 8, high * 8)
+    added.set_xlabel("ms added to TTFT: median ●, p99 ○")
+
+
+def told(table: pd.DataFrame) -> list[str]:
+    """What the table and its companions say; conditions that spoil a number stand in the same list."""
+    rows = paced(table).set_index("tool")
+    if "kvlab" not in rows.index:
+        return ["The load generator itself was not measured."]
+    own, said = rows.loc["kvlab"], []
+    ratios = [
+        f"{own['events_per_cpu_s'] / row['events_per_cpu_s']:.1f} times {tool}"
+        for tool, row in rows.iterrows()
+        if tool not in ("kvlab", READER)
+    ]
+    if ratios:
+        said.append(f"Per CPU-second, {int(own['streams'])} paced streams: kvlab digests {', '.join(ratios)}.")
+    said.append(
+        f"kvlab adds {_ms(own, TTFT, 'p50')} to the median time to the first token and {_ms(own, TTFT, 'p99')} to its "
+        f"p99; {_ms(own, ITL, 'p99')} to the p99 of the gaps."
+    )
+    if READER in rows.index:
+        floor = rows.loc[READER]
+        said.append(
+            f"The floor: a C program that only reads sees {_ms(floor, TTFT, 'p99')} and {_ms(floor, ITL, 'p99')} at "
+            f"p99, and takes {own['events_per_cpu_s'] / floor['events_per_cpu_s']:.0%} of kvlab's CPU time an event."
+        )
+    said += [f"{row.tool} is missing: {row.reason}." for row in table.itertuples() if isinstance(row.reason, str)]
+    if not table["quiet"].fillna(True).astype(bool).all():
+        busiest = table["others_cpu_share"].max()
+        said.append(f"The machine was not quiet: other programs used up to {busiest:.0%} of it, which lengthens times.")
+    return said + _companions()
+
+
+def _companions() -> list[str]:
+    said = []
+    if found := record("open"):
+        said.append(
+            f"{found['streams']:,} streams were held open at once in {found['processes']} processes on "
+            f"{found['cores']} cores; {found['failures']} failed."
+        )
+    if found := record("memory"):
+        hour = found["slope_bytes_per_event"] * found["events"] / found["minutes"] * 60 / 2**20
+        said.append(
+            f"Memory over {found['minutes']:.0f} minutes and {found['events'] / 1e6:.1f} million events: "
+            f"{found['slope_bytes_per_event']:.2f} bytes an event, {hour:.0f} MiB an hour at that rate."
+        )
+    return said
+
+
+def _ms(row: pd.Series, name: str, q: str) -> str:
+    value = row[f"{name}_{q}_s"]
+    return "an unknown time" if pd.isna(value) else _milliseconds(value * 1e3)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.2g} ms" if abs(value) < 100 else f"{value:.0f} ms"

@@ -1,0 +1,163 @@
+"""The load generator's own table: what is drawn and said of it, and the tools that make it."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvlab import explain, instrument, plot
+from kvlab.claims import claim
+from kvlab.config import LoadConfig
+from kvlab.load import run_load
+
+TOOLS = Path(__file__).parent.parent / "tools"
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data" / "client").mkdir(parents=True)
+    return tmp_path / "data" / "client"
+
+
+def line(tool, rate, **more):
+    quick = {"ttft_added_p50_s": 0.0001, "ttft_added_p99_s": 0.002, "itl_added_p50_s": 0.0, "itl_added_p99_s": 0.0005}
+    rates = {"events_per_cpu_s": rate, "events_per_cpu_s_low": rate, "events_per_cpu_s_high": rate}
+    same = {
+        "version": "1",
+        "scenario": "paced",
+        "streams": 256,
+        "quiet": True,
+        "others_cpu_share": 0.01,
+        "reason": None,
+    }
+    return {"tool": tool} | rates | quick | same | more
+
+
+def test_without_a_measurement_there_is_nothing():
+    assert instrument.peers() is None and instrument.record("open") is None
+
+
+def test_the_sentences_follow_from_the_table(data):
+    rows = [line("kvlab", 60e3), line("vllm bench", 24e3), line("aiperf", None, reason="could not be installed")]
+    rows += [line("null reader", 120e3), line("kvlab", 300e3, scenario="saturation")]
+    pd.DataFrame(rows).to_csv(data / "peers.csv", index=False)
+    (data / "open.json").write_text(json.dumps({"streams": 10000, "processes": 4, "cores": 2, "failures": 0}))
+    (data / "memory.json").write_text(json.dumps({"slope_bytes_per_event": 0.5, "events": 6e6, "minutes": 10}))
+    table = instrument.peers()
+    said = " ".join(instrument.told(table))
+    assert "kvlab digests 2.5 times vllm bench." in said and "0.1 ms to the median" in said
+    assert "takes 50% of kvlab's CPU time" in said and "aiperf is missing: could not be installed." in said
+    assert "10,000 streams" in said and "17 MiB an hour" in said and "not quiet" not in said
+    assert instrument.paced(table)["tool"].tolist() == ["vllm bench", "kvlab", "null reader"]
+    table.loc[0, ["quiet", "others_cpu_share"]] = [False, 0.4]
+    assert "used up to 40% of it" in " ".join(instrument.told(table))
+
+
+def test_the_picture_holds_every_tool_and_not_the_floor(data):
+    rows = [line("kvlab", 60e3), line("guidellm", 8e3, ttft_added_p99_s=0.2), line("null reader", 120e3)]
+    figure, axes = plot.panels(2)
+    instrument.draw(list(axes), pd.DataFrame(rows))
+    labels = [text.get_text() for text in axes[0].get_yticklabels()]
+    assert labels == ["guidellm 1", "kvlab 1"] and "200 ms" in [text.get_text() for text in axes[1].texts]
+
+
+def checked(change_of_gaps, change_of_ttft=0.1):
+    changes = {
+        "throughput_whole_tok_s": 0.0,
+        "ttft_p50_s": change_of_ttft,
+        "tpot_p50_s": 0.0,
+        "itl_p50_s": change_of_gaps,
+    }
+    given = {f"cross_check_{name}_change": value for name, value in changes.items()}
+    return [claim("load", name, {"c": 4}, unit="ratio", measured=value) for name, value in given.items()]
+
+
+def test_a_cross_check_is_explained_only_as_far_as_it_holds():
+    assert "is its client's" in explain.cross_check(checked(0.01))
+    assert "so large a difference" in explain.cross_check(checked(0.2))
+    assert "varies by more" in explain.cross_check(checked(0.01, -0.02))
+    assert explain.cross_check([]) is None
+    missing = [claim("load", "cross_check_itl_p50_s_change", {"c": 4}, unit="ratio", reason="no pandas")]
+    assert explain.cross_check(missing) == "There is no cross-check: no pandas."
+
+
+# -- the tools ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    if not sys.platform.startswith("linux") or not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("the null server needs Linux and a C compiler")
+    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.syspath_prepend(str(TOOLS / "bench"))
+    import bench_client
+
+    return bench_client
+
+
+def test_the_null_server_answers_as_a_real_one_at_known_times(bench):
+    from null import NullServer
+
+    from kvlab.client import Endpoint
+
+    with NullServer(0.05, 0.01) as server:
+        load = LoadConfig(concurrency=4, requests=12, input_tokens=32, output_tokens=10)
+        result = run_load(Endpoint(server.base_url, "kvlab-null"), load, nonce=1, progress=False)
+        stats, arrivals = server.stats(), server.arrivals_s()
+    rows = result.requests
+    assert rows["ok"].all() and result.certificate["fake"] and result.certificate["tokens_per_event"] == "exact"
+    assert (rows["ttft_s"] >= 0.05).all() and rows["ttft_s"].median() < 0.15
+    assert rows["tpot_s"].between(0.0099, 0.05).all()
+    assert stats["requests"] == len(arrivals) == 13 and stats["events"] == 121  # with the probe
+    assert arrivals == sorted(arrivals)
+
+
+def test_the_null_server_outlives_clients_that_go_away(bench):
+    import socket
+
+    from null import NullServer
+
+    with NullServer(0.0, 0.0, 16) as server:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                body = b'{"prompt":[1],"max_tokens":100000}'
+                client.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+                client.recv(1000)
+        assert server.stats()["requests"] == 20
+
+
+def test_rates_count_what_was_digested_between_whole_rounds(bench):
+    from watch import Watch
+
+    watch = Watch.__new__(Watch)
+    watch.times, watch.cpu = [0.0, 10.0], [0.0, 5.0]
+    arrivals = [0.0, 0.0, 2.0, 2.0, 4.0, 4.0]  # two streams, three rounds
+    paced = bench.SCENARIOS["paced"]
+    rates = bench._rates(arrivals, watch, paced.__class__("x", 1, 1, 1, streams=2, tokens=100, rounds=3, fast_rounds=3))
+    assert rates == {"events_per_cpu_s": 200 / 1.0, "events_per_s": 200 / 2.0}
+
+
+def test_a_tool_that_is_missing_is_a_row_with_its_reason(bench):
+    row = bench.row(bench.TOOLS[2], bench.SCENARIOS["paced"], [{"reason": "could not be installed: no network"}], "now")
+    assert row["reason"].endswith("no network") and row["repeats"] == 0 and "events_per_cpu_s" not in row
+
+
+def test_the_cpu_time_of_a_tree_holds_its_children(bench):
+    import subprocess
+
+    from watch import tree
+
+    burn = "import subprocess,sys; subprocess.run([sys.executable,'-c','sum(range(10**7))'])"
+    process = subprocess.Popen([sys.executable, "-c", burn + "; input()"], stdin=subprocess.PIPE)
+    for _ in range(400):
+        cpu, rss = tree(process.pid)
+        if cpu > 0.1:
+            break
+        __import__("time").sleep(0.05)
+    process.communicate(b"\n")
+    assert cpu > 0.1 and rss > 0
