@@ -71,6 +71,20 @@ def foretold(claims: Iterable[Claim]) -> str | None:
     )
 
 
+def looked_up_again(claims: Iterable[Claim]) -> str | None:
+    """Where the engine's counters count lookups in place of requests, and that the answers are counted there."""
+    found = [c for c in claims if c.quantity == "lookups_per_request" and c.measured is not None]
+    again = sorted((c for c in found if c.measured > 1), key=lambda c: -c.measured)
+    if not again:
+        return None
+    return (
+        f"At {len(again)} of {len(found)} points the counters of the prefix cache count more than the prompts, up to "
+        f"{again[0].measured:.1f} lookups a request ({again[0].conditions}): a request that waits for blocks is looked "
+        "up, and counted, each time that the scheduler tries it. Hits are counted from the answers; where nothing "
+        "waits both agree to the token."
+    )
+
+
 def more_workers(claims: Sequence[Claim], fleets: Sequence[int], concurrency: int) -> str | None:
     """The hit ratios of the largest and the smallest fleet at the same prefixes, and the overlap of their intervals."""
     if len(fleets) < 2:

@@ -72,22 +72,36 @@ def by_worker(results: Iterable[Result]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def disagreement(results: Iterable[Result]) -> dict[str, float | None]:
-    """Tokens by which rows and counters differ, summed over runs: of every worker where the rows name it, else of all.
+def lookups(results: Iterable[Result]) -> float | None:
+    """Prefix-cache lookups a request: prefix_cache_queries / prompt tokens, over runs and workers.
 
-    hits: usage's cached tokens against prefix_cache_hits; queries: prompt tokens against prefix_cache_queries.
+    More than one where requests wait for blocks: each attempt to schedule one looks it up, and counts it, again.
     """
-    found = {"hits": [], "queries": []}
+    table = by_worker(results)
+    prompts = table["prompt_tokens"].sum() if len(table) and table["prompt_tokens"].notna().all() else 0
+    return float(table["prefix_queries"].sum() / prompts) if prompts else None
+
+
+def disagreement(results: Iterable[Result]) -> dict[str, float | None]:
+    """Tokens by which answers and counters differ, summed over the runs in which nothing was looked up twice.
+
+    hits: usage's cached tokens against prefix_cache_hits, of every worker where the rows name it, else of all of them;
+    queries: prompt tokens against prefix_cache_queries. runs: how many those were.
+    """
+    found, runs = {"hits": [], "queries": []}, 0
     for result in results:
         if result.run is None:
             continue
-        requests, table = result.run.requests(), service.by_worker(result.run.requests(), result.run.samples())
+        requests = result.run.requests()
+        table = service.by_worker(requests, result.run.samples())
+        if table["prefix_queries"].sum() > requests["prompt_tokens"].sum():
+            continue
+        runs += 1
         for name, column in (("hits", "cached_tokens"), ("queries", "prompt_tokens")):
             own, counter = table[column], table[f"prefix_{name}"]
-            whole = own.isna().any()
-            pairs = [(requests[column].sum(), counter.sum())] if whole else zip(own, counter, strict=True)
+            pairs = zip(own, counter, strict=True) if own.notna().all() else [(requests[column].sum(), counter.sum())]
             found[name] += [abs(float(a) - float(b)) for a, b in pairs]
-    return {name: sum(values) if values else None for name, values in found.items()}
+    return {name: sum(values) if values else None for name, values in found.items()} | {"runs": runs}
 
 
 def busiest_share(results: Iterable[Result]) -> float | None:

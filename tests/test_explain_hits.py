@@ -61,6 +61,15 @@ def test_counts_that_were_foretold():
     assert explain_hits.foretold([]) is None
 
 
+def test_counters_that_count_lookups():
+    def lookups(k, value):
+        return hit(k, 6, value, 1.0, quantity="lookups_per_request", c=16)
+
+    said = explain_hits.looked_up_again([lookups(2, 1.0), lookups(24, 8.2)])
+    assert "At 1 of 2 points" in said and "8.2 lookups a request (prefixes=24;c=16;workers=6)" in said
+    assert explain_hits.looked_up_again([lookups(2, 1.0)]) is None
+
+
 def test_hits_and_misses_apart():
     both = [
         ttft(2, 0.04, kind="hit"),

@@ -47,7 +47,8 @@ def test_every_hit_was_foretold(measured):
 
 
 def test_rows_and_counters_agree_and_a_difference_is_seen(measured):
-    assert fleet_rows.disagreement(measured) == {"hits": 0, "queries": 0}
+    assert fleet_rows.disagreement(measured) == {"hits": 0, "queries": 0, "runs": 3}
+    assert fleet_rows.lookups(measured) == 1
     table = measured[0].run.requests()
     table.loc[table["cached_tokens"] > 0, "cached_tokens"] += 32
 
@@ -56,7 +57,25 @@ def test_rows_and_counters_agree_and_a_difference_is_seen(measured):
         requests, samples = (lambda self: table), (lambda self: measured[0].run.samples())
 
     assert fleet_rows.disagreement([Result(measured[0].cell, Changed())])["hits"] > 0
-    assert fleet_rows.disagreement([]) == {"hits": None, "queries": None}
+    assert fleet_rows.disagreement([]) == {"hits": None, "queries": None, "runs": 0} and fleet_rows.lookups([]) is None
+
+
+def test_runs_whose_requests_were_looked_up_again_are_not_compared(measured):
+    samples = measured[0].run.samples()
+    last = samples.groupby("worker")["t_s"].transform("max") == samples["t_s"]
+    samples.loc[last, ["prefix_queries", "prefix_hits"]] += 416.0
+
+    class Waited:
+        id = "x"
+
+        def requests(self):
+            return measured[0].run.requests()
+
+        def samples(self):
+            return samples
+
+    again = Result(measured[0].cell, Waited())
+    assert fleet_rows.disagreement([again])["runs"] == 0 and fleet_rows.lookups([again]) > 1
 
 
 def test_the_busiest_worker_has_more_than_its_share(measured):  # pitfall 35
