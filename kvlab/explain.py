@@ -120,9 +120,24 @@ def honest(results: Iterable[Result]) -> str | None:
     if not runs:
         return None
     if not marked:
-        return f"The client kept up in all {len(runs)} runs: no certificate is marked."
+        return f"The client kept up in all {len(runs)} runs: no certificate is marked.{_adds(runs)}"
     listed = "; ".join(f"{run}: {problem}" for run, problem in marked[:3])
-    return f"{len({run for run, _ in marked})} of {len(runs)} runs are marked by their certificate, such as {listed}."
+    share = f"{len({run for run, _ in marked})} of {len(runs)} runs are marked by their certificate"
+    return f"{share}, such as {listed}.{_adds(runs)}"
+
+
+def _adds(runs: Iterable[Result]) -> str:
+    """What the client itself adds at most, by the certificates that know."""
+    worst = {}
+    for what in ("ttft", "itl"):
+        found = [r.run.manifest["certificate"].get(f"added_{what}_p99_s") for r in runs]
+        worst[what] = max((value for value in found if value is not None), default=None)
+    if None in worst.values():
+        return ""
+    return (
+        f" Against a server of known delays, with as many streams, it adds at most {1e3 * worst['ttft']:.2g} ms to the "
+        f"p99 of the time to the first token and {1e3 * worst['itl']:.2g} ms to that of the gaps."
+    )
 
 
 def difference(claims: Iterable[Claim], prefix: str, floors: Mapping[str, float | None] | None = None) -> str | None:

@@ -25,6 +25,7 @@ from kvlab import (
     existing,
     geometry,
     imported,
+    own_delay,
     predictions,
     profile,
     provenance,
@@ -209,13 +210,14 @@ class Lab:
     def _save(self, cell, server, result, nonce, utc, duration_s, problems) -> None:
         block_size = server.capacity.metric_block_size or cell.server.block_size
         summary = stats.summarise(result.requests, result.samples, result.window, cell.load, block_size)
+        certificate = result.certificate if problems else own_delay.complete(result.certificate, cell.load, summary)
         manifest = self._about(cell, utc) | {
             "duration_s": duration_s,
             "nonce": nonce,
             "window_s": result.window,
             "server": {name: value for name, value in server.describe().items() if name != "base_url"},
             "summary": summary | getattr(result, "summary", {}),
-            "certificate": result.certificate,
+            "certificate": certificate,
             "fake": bool(result.certificate.get("fake")),
             "valid": not problems and (summary.get("n") or 0) > 0,
             "problems": problems,
