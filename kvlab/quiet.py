@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from kvlab import engine
-from kvlab.errors import KvlabError, StoreError
+from kvlab.errors import ConfigError, KvlabError, StoreError
 
 TURNS = "KVLAB_TAKE_TURNS"
 
@@ -55,7 +55,7 @@ class Quiet:
 
 def take_machine(what: str = "") -> Quiet:
     """The right to measure `what`. Raises KvlabError where another measurement holds the computer alone."""
-    turns = os.environ.get(TURNS) == "1"
+    turns = _takes_turns()
     handle = _open()
     if not turns:
         _claim_alone(handle)
@@ -63,9 +63,16 @@ def take_machine(what: str = "") -> Quiet:
     return Quiet(handle, turns)
 
 
+def _takes_turns() -> bool:
+    value = os.environ.get(TURNS, "").strip()
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{TURNS} is {value!r}.", next_step=f"export {TURNS}=1 to take turns, or unset {TURNS}")
+    return value == "1"
+
+
 def refuse_second() -> None:
     """Raises KvlabError where another measurement holds the computer alone; takes nothing itself."""
-    if os.environ.get(TURNS) != "1":
+    if not _takes_turns():
         handle = _open()
         _claim_alone(handle)
         handle.close()

@@ -495,3 +495,11 @@ def test_a_replay_never_unsays_what_was_measured_because_files_are_damaged():
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(ConfigError, match="address"):
         measure.open_lab("load", profile_name="cpu-tiny", base_url=address)
+
+
+def test_a_word_that_takes_no_turns_is_refused(monkeypatch):
+    monkeypatch.setenv(quiet.TURNS, "yes")
+    with pytest.raises(ConfigError, match="KVLAB_TAKE_TURNS is 'yes'"):
+        quiet.take_machine()
+    with pytest.raises(ConfigError):
+        quiet.refuse_second()
