@@ -51,7 +51,7 @@ class Worker:
 def found_blocks(
     order: Sequence[int], picks: Sequence[int], sizes: Sequence[int], own_blocks: int, usable_blocks: int
 ) -> np.ndarray:
-    """Blocks found for each request: `order` names its prefix, `picks` its worker; `sizes` are those of the prefixes."""
+    """Blocks found for each request: `order` names its prefix, `picks` its worker; `sizes`: blocks of each prefix."""
     workers = {pick: Worker(usable_blocks) for pick in set(picks)}
     pairs = zip(order, picks, strict=True)
     return np.array([workers[pick].request(prefix, sizes[prefix], own_blocks) for prefix, pick in pairs])
