@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tools", default=",".join(tool.name for tool in TOOLS))
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no further turn after this time")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     if (os.cpu_count() or 1) < 2 or not sys.platform.startswith("linux"):
@@ -164,8 +165,11 @@ def main() -> None:
     missing = {tool.name: why for tool in tools if (why := install(tool))}
     os.sched_setaffinity(0, {SERVER_CORE})
     found = {(tool.name, s.name): [] for s in scenarios for tool in tools}
+    limit = time.monotonic() + 60 * options.minutes
     for repeat in range(options.repeats):
         for s in scenarios:
+            if repeat and time.monotonic() > limit:
+                continue
             for tool in tools if repeat % 2 == 0 else tools[::-1]:
                 why = missing.get(tool.name)
                 result = {"reason": why} if why else measure(tool, s)
@@ -188,6 +192,7 @@ def _about(scenarios, found, began) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "nice": os.nice(0),
         "quiet_share": QUIET_SHARE,
         "scenarios": [vars(s) for s in scenarios],
         "repeats": {f"{tool}, {scenario}": results for (tool, scenario), results in found.items()},
