@@ -42,7 +42,7 @@ class Facts:
         return all(self.claims.get(machine) for machine in COMMITTED)
 
     def known(self, section: str, quantity: str) -> bool:
-        """Whether any machine has such a claim; a section that only the article knows is not known to lack it."""
+        """Whether any machine has such a claim, or nobody but the article has measured that section yet."""
         rows = [row | {"of": name} for name, table in self.claims.items() for row in table if row["section"] == section]
         measured = any(row["of"] != "article" for row in rows)
         return not measured or not self.complete() or any(row["quantity"] == quantity for row in rows)

@@ -147,8 +147,6 @@ def side_rows(section: str, lines: str, writer: Writer) -> list[tuple[str, str, 
         quantity, _, conditions = first.strip().partition(" ")
         if not colon or not quantity or any(len(other.split()) != 2 for other in others):
             raise ProseError(f"{line!r} is no line of a table.", next_step=SIDE_LINE)
-        if not writer.facts.known(section, quantity):
-            raise ProseError(f"{line!r}: no machine has a claim {section}/{quantity}.")
         rows.append((said, quantity, {"": conditions.strip()} | dict(other.split() for other in others)))
     return rows
 

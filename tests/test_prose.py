@@ -152,7 +152,6 @@ def test_names_code_links_and_places_may_hold_digits(text, writer):
         ("{cited 5× | nobody}", "source 'nobody' is unknown"),
         ("{ref nobody}", "source 'nobody' is unknown"),
         ("{h200 load}", "is no claim"),
-        ("{h200 load tok_per_s c=8}", "no machine has a claim load/tok_per_s"),
         ("{about h200 colour}", "is unknown"),
         ("{say h200 load tok_s c=8 | a | b}", "compares nothing"),
         ("{holds h200 load tok_s c=8 | a}", "needs 2 texts"),
