@@ -11,14 +11,23 @@ from typing import Any
 from kvlab import claims, display, store
 from kvlab.provenance import engine_line, hardware_line
 
-GPU, CPU = "h200", "cpu-tiny"
+GPU, GPUS, CPU = "h200", "h200-x2", "cpu-tiny"
 ROWS = (  # what a reader should see first: words, machine, the claim's id
     ("KV pool of 2.4 GiB holds", GPU, "kv_capacity/capacity_tokens/server=bf16;kv_dtype=auto;block=16"),
-    ("throughput at 64 clients (512 in, 128 out)", GPU, "load/throughput_tok_s/c=64;in=512;out=128"),
-    ("time to first token at 64 clients", GPU, "load/ttft_p50_s/c=64;in=512;out=128"),
+    ("throughput at 32 clients (512 in, 128 out)", GPU, "load/throughput_tok_s/c=32;in=512;out=128"),
     ("preemptions at 64 clients, 256 requests", GPU, "preemption/preemptions/c=64;in=512;out=128;requests=256"),
     ("tokens cached of a 3,000-token prefix", GPU, "prefix_cache/cached_tokens/prefix=3000;tail=32;block=16"),
     ("longest pause while 32k tokens are prefilled", GPU, "chunked_prefill/itl_max_s/chunk=4096;in=32768;inserts=3"),
+    (
+        "hits of 480 requests: 24 prefixes, 6 workers",
+        GPU,
+        "service_hit_rate/requests_with_hit/prefixes=24;c=8;workers=6;requests=480",
+    ),
+    (
+        "hit ratio with the prefixes placed by a hash",
+        GPUS,
+        "several_gpus/hit_ratio/service=hash;workers=6;gpus=2;prefixes=24;c=8",
+    ),
     ("an fp8 cache holds, against float32", CPU, "fp8_kv/capacity_ratio/kv_dtype=fp8;over=float32"),
     ("way back of a preempted request, cache off", CPU, "preemption/resume_s/in=3360;out=128;caching=off"),
 )
@@ -29,7 +38,7 @@ def table() -> str:
     """The table in Markdown, with the machines and their engines below it."""
     lines = ["| | computed | measured | residual | machine | date |", "|---|--:|--:|--:|---|---|"]
     lines += [_line(*row) for row in ROWS]
-    about = [f"`{machine}`: {_machine(machine)}" for machine in (GPU, CPU)]
+    about = [f"`{machine}`: {_machine(machine)}" for machine in (GPU, GPUS, CPU)]
     note = "The GPU's weights are random, with the geometry of Qwen3-1.7B: neither time nor capacity depends on them."
     return "\n".join([*lines, "", f"*{'; '.join(about)}. {note}*"])
 
