@@ -103,6 +103,20 @@ def test_servers_side_by_side_take_turns_without_restarts():
     assert EVENTS.count("stop") == 3
 
 
+def test_servers_of_later_cells_start_with_the_first_ones():
+    lab = open_lab()
+    later = cell(lab, 1, server=lab.server({"block_size": 64}))
+    lab.measure([cell(lab, 1)], side_by_side=True, ahead=[later])
+    assert EVENTS == ["start", "start"]
+    lab.measure([later], side_by_side=True)
+    assert EVENTS == ["start", "start"]
+    lab.close()
+    EVENTS.clear()
+    lab.measure([cell(lab, 2)], side_by_side=True, ahead=[later])  # measured already: no server for it
+    lab.close()
+    assert EVENTS == ["start", "stop"]
+
+
 def test_a_waiting_server_is_taken_up_again_where_the_others_end():
     lab = open_lab()
     lab.measure([cell(lab, 1), cell(lab, 1, server=lab.server({"block_size": 64}))], side_by_side=True)

@@ -1,0 +1,62 @@
+"""The notebook on several GPUs, run on fake servers: every arm is measured, and the service gets its workers."""
+
+from pathlib import Path
+
+import fakes
+import matplotlib
+import nbformat
+import pandas as pd
+import pytest
+
+from kvlab import gpu, hardware, profile
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "14_several_gpus.ipynb"
+GPU = {"name": "a GPU", "memory_bytes": 150_000_000_000}
+
+
+def run(changes):
+    """Executes the notebook's code in this process with some parameters changed; returns its names."""
+    names: dict = {}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(cell.source, names)
+            names.update(changes if "parameters" in cell.metadata.get("tags", []) else {})
+    return names
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    matplotlib.use("agg")
+    fakes.install(monkeypatch, tmp_path, ttft_s=0.0, itl_s=0.0, cache_blocks=600, block_size=16)
+    ceilings = {"device_type": "cuda", "copy_bytes_per_s": 4e12, "matmul_flop_per_s": 7e14, "dtype": "bfloat16"}
+    monkeypatch.setattr(hardware, "_in_a_process", lambda server: ceilings)
+    monkeypatch.setattr(profile, "check_fits", lambda *given: None)
+    given = {"PROFILE": "h200", "MACHINE": "fake", "MODE": "auto", "CONCURRENCY": [1, 8], "REPEATS": 1}
+
+    def claims(gpus):
+        monkeypatch.setattr(gpu, "gpus", lambda: [GPU] * gpus)
+        run(given)
+        return pd.read_csv(tmp_path / "data" / "fake" / "claims.csv")
+
+    return claims
+
+
+def test_every_arm_and_the_fleet_are_measured_with_servers_that_start_together(machine):
+    claims = machine(gpus=2)
+    # one over both, one alone, one on each, and the fleet of six
+    assert fakes.EVENTS[:10] == ["start"] * 10 and fakes.EVENTS[10:] == ["stop"] * 10
+    throughput = claims[(claims["quantity"] == "throughput_tok_s") & claims["conditions"].str.startswith("arm")]
+    assert set(throughput["state"]) == {"measured"} and len(throughput) == 7
+    spread = throughput[throughput["conditions"].str.startswith("arm=spread")]
+    assert spread["computed"].notna().all()  # from the single server at half the clients
+    hits = claims[claims["quantity"] == "hit_ratio"]
+    assert set(hits["state"]) == {"measured"} and len(hits) == 2
+    per_rank = claims[claims["quantity"] == "kv_bytes_per_token_and_rank"]
+    assert per_rank["computed"].tolist() == [114688, 57344]
+
+
+def test_a_machine_with_one_gpu_says_so_and_starts_nothing(machine):
+    claims = machine(gpus=1)
+    assert fakes.EVENTS == []
+    reasons = claims.loc[claims["quantity"] == "throughput_tok_s", "reason"]
+    assert reasons.str.contains("this machine has 1 GPU\\(s\\), the profile asks for 2").all()
