@@ -253,6 +253,12 @@ def cross_check(claims: Iterable[Claim]) -> str | None:
     said = f"vllm bench serve against kvlab: {', '.join(told)}."
     if step is not None and abs(step) > CROSS_CHECK:
         return f"{said} Gaps mean the same in both tools: so large a difference is the server's or the machine's own."
+    means = [changes[name].measured for name in ("tpot_p50_s", "throughput_whole_tok_s")]
+    if any(value is not None and abs(value) > CROSS_CHECK for value in means):
+        return (
+            f"{said} Median gaps agree within {CROSS_CHECK:.0%}, means do not: single long pauses in one of the turns, "
+            "which no definition explains. Other programs on the machine do that; measure again on a quiet one."
+        )
     if ttft is not None and ttft > 0:
         return f"{said} Gaps agree within {CROSS_CHECK:.0%}; the longer time to the first token is its client's."
     return f"{said} Gaps agree within {CROSS_CHECK:.0%}; between single requests the first token varies by more."

@@ -66,11 +66,11 @@ def test_the_picture_holds_every_tool_and_not_the_floor(data):
     assert labels == ["guidellm 1", "kvlab 1"] and "200 ms" in [text.get_text() for text in axes[1].texts]
 
 
-def checked(change_of_gaps, change_of_ttft=0.1):
+def checked(change_of_gaps, change_of_ttft=0.1, change_of_tpot=0.0):
     changes = {
         "throughput_whole_tok_s": 0.0,
         "ttft_p50_s": change_of_ttft,
-        "tpot_p50_s": 0.0,
+        "tpot_p50_s": change_of_tpot,
         "itl_p50_s": change_of_gaps,
     }
     given = {f"cross_check_{name}_change": value for name, value in changes.items()}
@@ -81,6 +81,7 @@ def test_a_cross_check_is_explained_only_as_far_as_it_holds():
     assert "is its client's" in explain.cross_check(checked(0.01))
     assert "so large a difference" in explain.cross_check(checked(0.2))
     assert "varies by more" in explain.cross_check(checked(0.01, -0.02))
+    assert "single long pauses" in explain.cross_check(checked(0.01, change_of_tpot=0.4))
     assert explain.cross_check([]) is None
     missing = [claim("load", "cross_check_itl_p50_s_change", {"c": 4}, unit="ratio", reason="no pandas")]
     assert explain.cross_check(missing) == "There is no cross-check: no pandas."
