@@ -35,7 +35,7 @@ def line(tool, rate, **more):
         "others_cpu_share": 0.01,
         "reason": None,
     }
-    return {"tool": tool} | rates | quick | same | more
+    return {"tool": tool, "events_per_s": 12600.0} | rates | quick | same | more
 
 
 def test_without_a_measurement_there_is_nothing():
@@ -54,6 +54,9 @@ def test_the_sentences_follow_from_the_table(data):
     assert "takes 50% of kvlab's CPU time" in said and "aiperf is missing: could not be installed." in said
     assert "10,000 streams" in said and "17 MiB an hour" in said and "not quiet" not in said
     assert instrument.paced(table)["tool"].tolist() == ["vllm bench", "kvlab", "null reader"]
+    assert "keep up" not in said
+    table.loc[1, "events_per_s"] = 8000.0
+    assert "vllm bench (8,000 events/s) could not keep up with 12,600" in " ".join(instrument.told(table))
     table.loc[0, ["quiet", "others_cpu_share"]] = [False, 0.4]
     assert "used up to 40% of it" in " ".join(instrument.told(table))
 

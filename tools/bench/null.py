@@ -37,9 +37,13 @@ def compiled(name: str) -> Path:
     return program
 
 
+REALTIME = "KVLAB_BENCH_REALTIME"  # in the environment: server and clients go before all other programs (root)
+
+
 def pinned(core: int | None) -> list[str]:
-    """The beginning of a command that keeps a program on one core."""
-    return ["taskset", "-c", str(core)] if core is not None and shutil.which("taskset") else []
+    """The beginning of a command that keeps a program on one core, and before others where that is asked for."""
+    first = ["chrt", "-r", "10"] if os.environ.get(REALTIME) else []
+    return first + (["taskset", "-c", str(core)] if core is not None and shutil.which("taskset") else [])
 
 
 class NullServer:
