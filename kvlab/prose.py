@@ -32,7 +32,7 @@ NAME = re.compile(r"[A-Za-z][\w.+-]*", re.ASCII)  # Qwen3-1.7B, fp8, H200, p95: 
 LISTED = re.compile(r"^\s*\d+\. ", re.M)
 NAME_IT = "name its claim {machine section quantity conditions}, or why it may stand: {lit 2 | formula}"
 CLAIM_FORM = "write {machine section quantity conditions}, conditions as c=32;in=512"
-KINDS = ("formula", "version", "date", "setting", "name")
+KINDS = ("formula", "version", "date", "setting", "name", "rule")
 TOLERANCE = 0.15  # how far a prediction may be off and still hold
 COLUMNS = ("computed", "measured", "ci_low", "ci_high", "residual")
 
