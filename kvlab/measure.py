@@ -160,11 +160,13 @@ class Lab:
         run = store.find_run(self.machine, self.section, key)
         if run is not None:
             return Result(cell, run)
-        failed = [run for run in store.list_runs(self.machine, self.section) if run.manifest["key"] == key]
+        stored = store.list_runs(self.machine, self.section)
+        failed = [run for run in stored if run.manifest["key"] == key]
         if failed:
             problems = failed[-1].manifest.get("problems") or ["no request of the run succeeded"]
             return Result(cell, None, "; ".join(problems), failed=True)
-        return Result(cell, None, f"no run is stored for this machine; measure it with: kvlab measure {self.section}")
+        missing = "no run of this point is stored" if stored else "no run is stored for this machine"
+        return Result(cell, None, f"{missing}; measure it with: kvlab measure {self.section}")
 
     def _unreachable(self, cell: Cell) -> str | None:
         """Why this cell cannot be measured: no grid, or an existing server; None where it can."""

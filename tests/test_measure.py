@@ -71,6 +71,14 @@ def test_replay_starts_nothing_and_says_how_to_measure():
     assert claim.state == "not measured" and claim.reason == result.reason and claim.measured is None
 
 
+def test_a_missing_point_of_a_measured_section_is_told_from_a_section_that_nobody_measured():
+    lab = open_lab()
+    lab.measure([cell(lab, 1)])
+    lab.close()
+    measured, missing = open_lab(mode="replay").measure([cell(lab, 1), cell(lab, 2)])
+    assert measured.run and missing.reason.startswith("no run of this point is stored; measure it with: kvlab measure")
+
+
 def test_fresh_cells_get_a_server_of_their_own():  # pitfall 16
     lab = open_lab()
     lab.measure([cell(lab, 1), *(cell(lab, 2, repeat=r, fresh=True) for r in range(2)), cell(lab, 3)])
