@@ -212,10 +212,12 @@ def read(machine_dir: Path) -> pd.DataFrame:
     """
     path = Path(machine_dir) / FILE
     try:
-        text = path.read_text() if path.is_file() else to_csv([])
+        text = path.read_text() if path.exists() else to_csv([])
+        if not text.endswith("\n"):
+            raise ValueError("its last line is not whole: the file was cut off")
         # Only the empty field is null: a reason may well read "None" or "n/a".
         frame = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False, na_values=[""])
-    except (ValueError, pd.errors.ParserError) as error:
+    except (OSError, ValueError, pd.errors.ParserError) as error:
         raise StoreError(f"{path} is not a table: {error}", next_step="restore it from git, or write it anew") from None
     if tuple(frame.columns) != COLUMNS:
         raise StoreError(

@@ -101,10 +101,22 @@ def check_address(base_url: str) -> None:
     try:
         parts = urlsplit(base_url)
         good = not base_url or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
-    except ValueError:
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # of the encoding too
         good = False
-    if not good:
+    if not good or parts.query or parts.fragment:
         raise ConfigError(f"{base_url!r} is not an address.", next_step="write it like http://127.0.0.1:8000")
+    _check_key(os.environ.get(KEY_VARIABLE, ""))
+
+
+def _check_key(key: str) -> None:
+    """ConfigError for a key that no HTTP header can carry; the key itself is not told."""
+    if not (key.isascii() and key.isprintable()) or key != key.strip():
+        raise ConfigError(
+            f"{KEY_VARIABLE} holds characters that an HTTP header cannot carry.",
+            cause="a line break, a space at an end, or a letter outside ASCII was copied with it",
+            next_step=f"export {KEY_VARIABLE}=... again, with the key alone",
+        )
 
 
 def attach(base_url: str, model: str | None = None, api_key: str | None = None) -> AttachedServer:

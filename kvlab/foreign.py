@@ -87,6 +87,8 @@ def _documents(text: str) -> list[Any]:
     """The JSON values of a file: one, or one a line."""
     try:
         return [json.loads(text)]
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     except ValueError:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
 

@@ -265,6 +265,10 @@ def _find(name: str) -> str:
 def _read(file: Path) -> dict[str, Any]:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ConfigError(
+            f"{file} is nested too deeply to be a config.json.", next_step="give the model's own"
+        ) from None
     except OSError as error:
         raise ConfigError(
             f"cannot read {file.name} in {file.parent}: {error.strerror}",

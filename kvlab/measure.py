@@ -259,7 +259,10 @@ class Lab:
         unmeasured = {claim.id for claim in claims if claim.measured is None}
         stored = claims_module.from_frame(claims_module.readable(store.machine_dir(self.machine)))
         lost = [c for c in stored if c.section == self.section and c.measured is not None and c.id in unmeasured]
-        damaged = store.damaged_runs(self.folder, {run for claim in lost for run in claim.runs})
+        ids = {run for claim in lost for run in claim.runs}
+        if not any(c.section == self.section for c in stored):  # the table was lost too
+            ids = {path.name for path in self.folder.glob("[!.]*")}
+        damaged = store.damaged_runs(self.folder, ids)
         if damaged:
             raise StoreError(
                 f"{len(damaged)} runs cannot be read, such as {self.folder / damaged[0]}; claims stay as they are.",

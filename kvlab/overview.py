@@ -87,9 +87,19 @@ def prediction(
         return known_models()
     if not 0 < kv_bytes < 1e18:
         raise ConfigError(f"A KV pool of {kv_bytes:g} bytes is none.", next_step="give its bytes, such as 2.5e9")
+    if kv_dtype_bytes is not None and not 0 < kv_dtype_bytes <= 16:
+        raise ConfigError(
+            f"{kv_dtype_bytes:g} bytes are no KV element.", next_step="give 2 (bf16), 1 (fp8) or 4 (float32)"
+        )
     shape = geometry.load(model)
     per_token = predict.kv_bytes_per_token(shape, kv_dtype_bytes, tensor_parallel)
     blocks = predict.num_blocks(int(kv_bytes), per_token, block_size)
+    if predict.usable_blocks(blocks) < 1:
+        raise ConfigError(
+            f"A pool of {kv_bytes:,.0f} bytes holds no block of {per_token * block_size:,.0f} bytes.",
+            cause="the unit may be missing",
+            next_step="write the size with it, such as 2.5GB or 2.5GiB",
+        )
     low, high = predict.requests_that_fit(blocks, input_tokens, output_tokens, block_size)
     rank = f" and rank, tensor parallel {tensor_parallel}" if tensor_parallel > 1 else ""
     rows = [

@@ -105,7 +105,7 @@ def read_model(text: str | Path | dict) -> geometry.Geometry:
         return geometry.load(words)
     try:
         config = json.loads(words)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"The pasted text is not valid JSON: {error}",
             cause="a part of the file is missing, or it was pasted twice",

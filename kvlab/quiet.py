@@ -70,6 +70,12 @@ def _takes_turns() -> bool:
     return value == "1"
 
 
+def check() -> None:
+    """Raises what `take_machine` would say of the cache folder and of KVLAB_TAKE_TURNS; takes nothing."""
+    _takes_turns()
+    _open().close()
+
+
 def refuse_second() -> None:
     """Raises KvlabError where another measurement holds the computer alone; takes nothing itself."""
     if not _takes_turns():

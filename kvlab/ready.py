@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvlab import engine, files, model_files, predict, profile, provenance, store
+from kvlab import engine, files, model_files, predict, profile, provenance, quiet, store
 from kvlab.errors import KvlabError
 from kvlab.measure import Lab
 
@@ -19,6 +19,7 @@ def checks(lab: Lab) -> dict[str, Callable[[], object]]:
     every = {
         "geometry": lambda: predict.kv_bytes_per_token(lab.geometry),
         "data folder": lambda: files.check_writable(store.root()),
+        "cache folder": quiet.check,
     }
     return every if lab.base_url else own | every
 

@@ -242,3 +242,12 @@ def test_a_table_of_claims_says_what_is_missing_and_why(tmp_path):
         assert list(first) == ["c=1, in=2", "500 ms", "600 ms", "550 ms … 650 ms", "+20.0%", ""]
         assert list(second) == ["", "500 ms", "", "", "", "not measured: no GPU here"]
     assert len(claims.show([])) == 0
+
+
+def test_a_table_that_was_cut_off_is_an_error(tmp_path):
+    whole = claims.to_csv(
+        [claims.claim("load", "throughput_tok_s", {"c": n}, measured=100.0 + n, unit="tok/s") for n in (1, 2)]
+    )
+    (tmp_path / claims.FILE).write_text(whole[:-9])
+    with pytest.raises(StoreError, match="cut off"):
+        claims.read(tmp_path)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvlab import geometry, predict
+from kvlab import geometry, overview, predict
 from kvlab.errors import ConfigError, FormulaDoesNotApply
 
 DENSE = {
@@ -287,3 +287,15 @@ def test_table_for_notebooks():
     assert refused["kv_bytes_per_token"] is None and refused["kv_bytes_at_context"] is None
     assert "12 of 24 layers" in refused["why_not"]
     assert all(set(a) == set(b) for a, b in pairwise(rows.values()))
+
+
+def test_a_file_of_brackets_is_no_config(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError):
+        geometry.load(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(("pool", "element"), [(2.5, None), (2e9, float("inf")), (2e9, float("nan"))])
+def test_a_pool_without_a_block_and_an_element_without_a_size_are_refused(pool, element):
+    with pytest.raises(ConfigError):
+        overview.prediction("Qwen3-1.7B", pool, 16, element, 512, 128, 1)

@@ -525,3 +525,30 @@ def test_a_word_that_takes_no_turns_is_refused(monkeypatch):
         quiet.take_machine()
     with pytest.raises(ConfigError):
         quiet.refuse_second()
+
+
+def test_a_replay_does_not_unsay_damaged_runs_where_the_claims_are_lost_too():
+    lab = open_lab()
+    lab.write(
+        [lab.claim("throughput_tok_s", {"c": 1}, measured=5.0, unit="tok/s", results=lab.measure([cell(lab, 1)]))]
+    )
+    folder = store.machine_dir("fake")
+    (folder / "claims.csv").write_text("not, a, table of claims\n")
+    next(folder.glob("load/*/requests.parquet")).write_bytes(b"cut")
+    again = open_lab(mode="replay")
+    with pytest.warns(UserWarning, match="set aside"), pytest.raises(StoreError, match="cannot be read"):
+        again.write([again.claim("throughput_tok_s", {"c": 1}, unit="tok/s", results=again.measure([cell(lab, 1)]))])
+
+
+@pytest.mark.parametrize("address", ["http://ex\u00e4mple..com", "http://host?x=1", "http://host#y"])
+def test_what_cannot_be_asked_is_no_address(address):
+    with pytest.raises(ConfigError, match="not an address"):
+        measure.existing.check_address(address)
+
+
+@pytest.mark.parametrize("key", ["bad\nkey", "schl\u00fcssel", "sesame "])
+def test_a_key_that_no_header_carries_is_refused_and_not_told(monkeypatch, key):
+    monkeypatch.setenv("KVLAB_API_KEY", key)
+    with pytest.raises(ConfigError, match="KVLAB_API_KEY holds characters") as refused:
+        measure.existing.check_address("http://127.0.0.1:8000")
+    assert key.strip() not in str(refused.value)
