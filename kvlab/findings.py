@@ -12,17 +12,22 @@ from typing import Any
 from kvlab import pages, plot_small
 from kvlab.display import cells
 from kvlab.pages import Writer
-from kvlab.prose import Notes, missing, no_claim
+from kvlab.prose import Notes, fill_one, missing, no_claim
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A card: `rows` hold machine, computed, measured, residual as HTML, and whether it is the reader's machine."""
+    """A card: `rows` hold machine, conditions, computed, measured, residual as HTML, and whether it is the reader's own.
+
+    `table`: what picture and table show, in words; `differ`: whether the rows have different conditions.
+    """
 
     key: str
     section: str
     title: str
     body: str
+    table: str
+    differ: bool
     rows: tuple[dict[str, Any], ...]
     picture: str
 
@@ -32,13 +37,14 @@ def listed() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads((resources.files("kvlab") / "text" / "findings.toml").read_text(encoding="utf-8"))
 
 
-def texts(language: str) -> dict[str, tuple[str, str]]:
-    """(title, body) of each finding by key, from findings.md: `## key: title`, then a paragraph."""
+def texts(language: str) -> dict[str, tuple[str, str, str]]:
+    """(title, body, table) of each finding by key, from findings.md: `## key: title`, then two paragraphs."""
     found = {}
     for part in pages.source("findings", language).split("\n## ")[1:]:
         heading, _, body = part.partition("\n")
         key, _, title = heading.partition(": ")
-        found[key.strip()] = (title.strip(), body.strip())
+        said, _, table = body.strip().partition("\n\n")
+        found[key.strip()] = (title.strip(), said.strip(), table.strip())
     return found
 
 
@@ -51,22 +57,31 @@ def build(writer: Writer, language: str, notes: Notes, drawn: Mapping[str, str])
     """Every finding, with its words filled and its picture; `notes` takes the reasons of what is missing."""
     said, found = texts(language), []
     for key, spec in listed().items():
-        title, body = said[key]
-        rows = tuple(_row(machine, spec, writer, notes) for machine in pages.machines(writer.facts.own))
+        title, body, table = said[key]
+        further = [name for name in spec.get("further", ()) if name != writer.facts.own and writer.facts.claims.get(name)]
+        shown = [*further, *pages.machines(writer.facts.own)]  # the reader's own stands last
+        rows = tuple(_row(machine, spec, writer, notes) for machine in shown)
+        differ = len({row["conditions"] for row in rows}) > 1
         text = pages.inline(body, writer, notes)
-        found.append(Finding(key, spec["section"], title, text, rows, drawn[key]))
+        found.append(Finding(key, spec["section"], title, text, table, differ, rows, drawn[key]))
     return found
 
 
 def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) -> dict[str, Any]:
     where = spec["conditions"].get(machine, spec["conditions"]["any"])
-    section = spec.get("sections", {}).get(machine, spec["section"])
+    section = spec.get("further", {}).get(machine, spec["section"])
+    blank = {"machine": machine, "own": machine == writer.facts.own, "computed": "", "residual": ""}
+    blank["conditions"] = html.escape(where.replace(";", ", "))
+    if place := spec.get("places", {}).get(machine):
+        return blank | {"measured": fill_one(place, writer, notes)}
     row = writer.facts.find(machine, section, spec["quantity"], where)
-    own = {"machine": machine, "own": machine == writer.facts.own}
     if row is None:
-        reason = no_claim(machine, section, writer)
-        return own | {"computed": "", "measured": missing(reason, writer, notes), "residual": "", "conditions": where}
-    said = {name: html.escape(text.replace(" tokens", " tok")) for name, text in cells(row).items()}
+        return blank | {"measured": missing(no_claim(machine, section, writer), writer, notes)}
+    said = {name: html.escape(_short(text)) for name, text in cells(row).items()}
     if row["measured"] is None:
         said["measured"] = missing(row["reason"] or writer.words["only_computed"], writer, notes)
-    return own | {name: said[name] for name in ("computed", "measured", "residual", "conditions")}
+    return blank | {name: said[name] for name in ("computed", "measured", "residual", "conditions")}
+
+
+def _short(text: str) -> str:
+    return text.replace(" tokens", " tok").replace(" x", "×")

@@ -97,6 +97,8 @@ def content(
         for name, path in run.notebooks().items()
     }
     marks = prose.Notes("findings")
+    contents = _contents(sections, tables[machine], writer, language)
+    failed = set(tables[machine].loc[tables[machine]["state"] == "failed", "section"])
     return {
         "w": writer.words,
         "version": __version__,
@@ -107,7 +109,8 @@ def content(
         "overview": pages.page("overview", writer, language),
         "findings": findings.build(writer, language, marks, pictures or small_pictures(machine)),
         "findings_why": marks.reasons,
-        "contents": _contents(sections, tables[machine], writer, language),
+        "contents": contents,
+        "failed_in": [page for page in contents if page["name"] in failed],
         "counts": _counts(tables[machine]),
     }
 
