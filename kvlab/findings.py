@@ -17,7 +17,7 @@ from kvlab.prose import Notes, fill_one, missing, no_claim
 
 @dataclass(frozen=True)
 class Finding:
-    """A card: `rows` hold machine, conditions, computed, measured, residual as HTML, and whether it is the reader's own.
+    """A card: `rows` hold machine, conditions, computed, measured, residual as HTML, and whether it is the reader's.
 
     `table`: what picture and table show, in words; `differ`: whether the rows have different conditions.
     """
@@ -58,8 +58,9 @@ def build(writer: Writer, language: str, notes: Notes, drawn: Mapping[str, str])
     said, found = texts(language), []
     for key, spec in listed().items():
         title, body, table = said[key]
-        further = [name for name in spec.get("further", ()) if name != writer.facts.own and writer.facts.claims.get(name)]
-        shown = [*further, *pages.machines(writer.facts.own)]  # the reader's own stands last
+        *others, own = pages.machines(writer.facts.own)  # the reader's own stands last
+        further = [name for name in spec.get("further", ()) if name != own and writer.facts.claims.get(name)]
+        shown = [*others, *further, own]
         rows = tuple(_row(machine, spec, writer, notes) for machine in shown)
         differ = len({row["conditions"] for row in rows}) > 1
         text = pages.inline(body, writer, notes)

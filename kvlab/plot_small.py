@@ -15,6 +15,8 @@ from kvlab.claims import parse_conditions
 
 SIZE = (3.3, 2.1)  # inches; at 260 pixels wide a letter of 9 points stays 7 pixels high
 
+ONE_OF_TWO = "h200-x2"  # one server on one of its GPUs took the load, with nothing beside it
+
 
 def draw(key: str, own: str, machines: Sequence[str]) -> str:
     """The picture of a finding as base64 of an SVG; "not measured" where no machine has its claims."""
@@ -68,12 +70,22 @@ def _capacity(axis: Axes, own: str, machines: Sequence[str]) -> None:
     _rows(axis, names, "tokens")
 
 
+def _points(machine: str, section: str, **where):
+    points = beside.points(machine, section, "throughput_tok_s", "c", **{"in": 512, "out": 128}, **where)
+    return points.dropna(subset="measured").groupby("x", as_index=False)["measured"].mean()
+
+
+def _fit(machine: str) -> float | None:
+    where = {"in": 512, "out": 128}
+    low = beside.value(machine, "load", "requests_that_fit_low", "computed", **where)
+    return low or beside.article_fit(machine, **where)
+
+
 def _load(axis: Axes, own: str, machines: Sequence[str]) -> None:
-    for machine in machines:
-        points = beside.points(machine, "load", "throughput_tok_s", "c", **{"in": 512, "out": 128})
-        points = points.dropna(subset="measured").groupby("x", as_index=False)["measured"].mean()
-        fit = beside.value(machine, "load", "requests_that_fit_low", "computed", **{"in": 512, "out": 128})
-        fit = fit or beside.article_fit(machine, **{"in": 512, "out": 128})
+    curves = [(machine, _points(machine, "load"), _fit(machine)) for machine in machines]
+    tokens = beside.value(ONE_OF_TWO, "several_gpus", "capacity_tokens", "computed", arm="one")
+    curves.append((ONE_OF_TWO, _points(ONE_OF_TWO, "several_gpus", arm="one"), tokens and tokens / (512 + 128)))
+    for machine, points, fit in curves:
         if fit and len(points):
             share = points["measured"] / points["measured"].max()
             plot.machine_points(axis, points["x"] / fit, share, machine, own=own)[0].set_markersize(4)

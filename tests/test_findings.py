@@ -1,0 +1,68 @@
+"""The cards of the first screen: what they show and under which conditions stands in visible text."""
+
+import re
+from dataclasses import asdict
+
+import pandas as pd
+import pytest
+
+from kvlab import claims, facts, findings, pages, prose, report, store
+
+DRAWN = dict.fromkeys(findings.listed(), "")
+
+
+def cards(tables, own="mine", language="en"):
+    writer = prose.Writer(facts.facts(own, tables), pages.words(language), pages.sources(), lambda name: {})
+    return {card.key: card for card in findings.build(writer, language, prose.Notes("findings"), DRAWN)}
+
+
+def table(*rows):
+    stated = [claims.claim(*row, **values) for *row, values in rows]
+    return pd.DataFrame([asdict(claim) for claim in stated])
+
+
+def rows(card):
+    return {row["machine"]: row for row in card.rows}
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+def test_each_card_says_in_words_what_its_picture_and_table_show(language):
+    for key, (_, body, shown) in findings.texts(language).items():
+        assert body and shown and "\n" not in shown, key
+
+
+def test_rows_with_different_conditions_say_so():
+    where = {"chunk": 2048, "in": 3500}
+    claim = ("chunked_prefill", "itl_max_s", where, {"measured": 0.2, "unit": "s"})
+    more = ("chunked_prefill", "itl_max_s", where | {"inserts": 3}, {"measured": 0.1, "unit": "s"})
+    same = cards({name: table(claim) for name in ("article", "mine")})["chunk"]
+    other = cards({"article": table(claim), "mine": table(more)})["chunk"]
+    assert not same.differ and other.differ
+    assert rows(other)["mine"]["conditions"] == "chunk=2048, in=3500, inserts=3"
+
+
+def test_a_number_of_two_claims_stands_where_a_machine_states_no_ratio():
+    article = table(
+        ("prefix_cache", "ttft_miss_s", {"prefix": 3000}, {"measured": 0.4, "unit": "s"}),
+        ("prefix_cache", "ttft_hit_s", {"prefix": 3000}, {"measured": 0.1, "unit": "s"}),
+    )
+    assert ">4×<" in rows(cards({"article": article})["prefix"])["article"]["measured"]
+
+
+def test_a_further_machine_supports_a_card_and_the_readers_own_stays_last():
+    where = {"arm": "one", "gpus": 1, "c": 64, "in": 512, "out": 128}
+    found = table(("several_gpus", "throughput_tok_s", where, {"measured": 6000.0, "unit": "tok/s"}))
+    shown = cards({"h200-x2": found})["load"].rows
+    assert [row["machine"] for row in shown][-2:] == ["h200-x2", "mine"] and "6,000" in shown[-2]["measured"]
+    assert "h200-x2" not in rows(cards({})["load"])
+
+
+@pytest.mark.parametrize(("language", "end"), [("en", "</a>). Made"), ("zh", "</a>）。 生成于")])
+def test_failures_lead_to_their_section_and_the_page_shows_every_condition(monkeypatch, tmp_path, language, end):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
+    failed = claims.claim("fp8_kv", "perplexity", {"kv_dtype": "fp8"}, unit="ppl", reason="it died", failed=True)
+    claims.write_section(store.machine_dir("mine"), "fp8_kv", [failed])
+    out = report.build("mine", tmp_path / "report.html", timings={}, failures={}, language=language, pictures=DRAWN)
+    page = out.read_text()
+    assert re.search(r'<a href="#fp8_kv">[^<]*' + re.escape(end), page)
+    assert page.count('<tr class="where') == 4 * len(DRAWN) and "<caption>" in page
