@@ -200,8 +200,9 @@ def root_cause(text: str) -> str | None:
         last = decisive[-1]
         if not messages[last].endswith(("Error", "Exception")):
             return messages[last].strip()
-        # A bare "AssertionError": the statement above it says which.
-        return f"{messages[last]} at `{messages[last - 1].strip()}`" if last else messages[0]
+        # A bare "AssertionError": the statement above it says which; Python 3.12 underlines it with carets.
+        above = [text.strip() for text in messages[:last] if text.strip(" ^~")]
+        return f"{messages[last]} at `{above[-1]}`" if above else messages[last]
     stated = [line.message for line in lines if line.level in ("ERROR", "CRITICAL") and line.message]
     return stated[-1] if stated else None
 

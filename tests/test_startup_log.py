@@ -296,3 +296,8 @@ def test_the_sizes_of_full_graphs_are_the_smallest_of_the_capture_sizes():
     assert full_graph_sizes(config + bars) == (1, 2, 4, 8, 16, 24, 32)
     assert full_graph_sizes(config + bars.replace("FULL", "decode, FULL")) == (1, 2, 4, 8, 16, 24, 32)
     assert full_graph_sizes(config) == full_graph_sizes(bars) == ()
+
+
+def test_a_bare_assertion_is_told_by_its_statement_and_not_by_the_carets_below_it():
+    text = "Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n    assert kind in KINDS\n"
+    assert root_cause(text + "           ^^^^^^^^^^^^^\nAssertionError\n") == "AssertionError at `assert kind in KINDS`"
