@@ -299,5 +299,5 @@ def test_the_sizes_of_full_graphs_are_the_smallest_of_the_capture_sizes():
 
 
 def test_a_bare_assertion_is_told_by_its_statement_and_not_by_the_carets_below_it():
-    text = "Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n    assert kind in KINDS\n"
+    text = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    assert kind in KINDS\n'
     assert root_cause(text + "           ^^^^^^^^^^^^^\nAssertionError\n") == "AssertionError at `assert kind in KINDS`"
