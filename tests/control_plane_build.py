@@ -18,7 +18,6 @@ from kvlab.errors import EngineMissing
 
 RELEASE = "bookworm"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 PACKAGES = ("golang-1.19-go", "golang-1.19-src", "etcd-server")
 # What kube-proxy calls, and the libraries of that.
 NETWORK = ("iptables", "libip4tc2", "libip6tc2", "libxtables12", "libnftnl11", "libmnl0", "conntrack", "ipset")
@@ -75,11 +74,28 @@ def _run(command: list[str], cwd: Path, env: dict[str, str] | None = None) -> st
     return done.stdout
 
 
+def mirror() -> str:
+    """The archive to fetch from: $DEBIAN_MIRROR, else the one that this machine's own apt uses for the release."""
+    if chosen := os.environ.get("DEBIAN_MIRROR"):
+        return chosen
+    wanted = ("$(REPO_URI)", f"Suite: {RELEASE}"), ("$(REPO_URI)", f"Codename: {RELEASE}")
+    for form, which in wanted:
+        found = _run(["apt-get", "indextargets", "--format", form, which, "Created-By: Packages"], Path.cwd()).split()
+        if found:
+            return found[0]
+    raise EngineMissing(
+        f"This machine's apt knows no archive of Debian {RELEASE}.",
+        "it runs another release, or its package lists were never fetched",
+        "apt-get update, or name an archive: DEBIAN_MIRROR=http://... make test-k8s",
+    )
+
+
 def _fetch(work: Path) -> None:
     """Debian's packages, checked by apt against Debian's own keys, unpacked into `work`."""
     for name in ("lists/partial", "cache/archives/partial", "debs", "go/src/k8s.io/kubernetes"):
         (work / name).mkdir(parents=True)
-    lines = [f"{kind} [signed-by={KEYRING}] {MIRROR} {RELEASE} main\n" for kind in ("deb", "deb-src")]
+    archive = mirror()
+    lines = [f"{kind} [signed-by={KEYRING}] {archive} {RELEASE} main\n" for kind in ("deb", "deb-src")]
     (work / "sources.list").write_text("".join(lines))
     places = {
         "Dir::Etc::SourceList": work / "sources.list",

@@ -457,3 +457,16 @@ def test_the_command_lists_the_pods(api):
 def test_bad_words_of_measure_are_told(words, told):
     done = CliRunner().invoke(app, ["measure", "prefix_cache", *words])
     assert done.exit_code == 2 and told in done.output, done.output
+
+
+def test_the_archive_of_the_control_plane_is_the_machines_own(monkeypatch):
+    import control_plane_build
+
+    monkeypatch.delenv("DEBIAN_MIRROR", raising=False)
+    monkeypatch.setattr(control_plane_build, "_run", lambda command, cwd: "http://mirror.example/debian/\n")
+    assert control_plane_build.mirror() == "http://mirror.example/debian/"
+    monkeypatch.setattr(control_plane_build, "_run", lambda command, cwd: "")
+    with pytest.raises(control_plane_build.EngineMissing, match="knows no archive"):
+        control_plane_build.mirror()
+    monkeypatch.setenv("DEBIAN_MIRROR", "http://chosen.example/debian")
+    assert control_plane_build.mirror() == "http://chosen.example/debian"
