@@ -1,11 +1,11 @@
 """Hold a server so that it cannot outlive the program that started it, however that program ends.
 
-    python leash.py --fd N [--grace SECONDS] -- command ...
+    python leash.py --fd N [--grace SECONDS] [--remove FOLDER] -- command ...
 
 The leash starts the command and watches file descriptor N, the read end of a pipe whose only write end is in the
 parent. End of file there (the parent closed it, or died in any way, SIGKILL included) or SIGTERM ends the command with
-everything it started: SIGTERM, a short wait, SIGKILL. The command's own exit code passes through; a signal n gives
-128+n.
+everything it started: SIGTERM, a short wait, SIGKILL. Then FOLDER, where the command kept its sockets, is removed.
+The command's own exit code passes through; a signal n gives 128+n.
 
 Standard library only, so that it can run isolated from the environment of the server.
 """
@@ -18,6 +18,7 @@ import ctypes
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,16 +38,18 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="leash")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--grace", type=float, default=GRACE_S)
+    parser.add_argument("--remove", default="")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     if os.getsid(0) != os.getpid():
         os.setsid()
     wake = _wake_on_signals()
-    guard = _fork_guard(options.fd)
+    guard = _fork_guard(options.fd, options.remove)
     try:
         command = _spawn(options.command)
     except OSError as error:
         _say(f"cannot start {options.command[0]}: {error}")
+        _remove(options.remove)
         return 127
     _say(f"server process {command.pid}")
     leftovers: set[str] = set()
@@ -62,6 +65,7 @@ def main(arguments: list[str]) -> int:
         _say(f"the server process was ended by signal {-command.returncode}")
     _sweep(command.pid, spare={os.getpid(), guard})
     remove_shared_files(leftovers)
+    _remove(options.remove)
     return command.returncode if command.returncode >= 0 else 128 - command.returncode
 
 
@@ -84,7 +88,7 @@ def _asked_to_end(wake: int) -> bool:
     return any(number in ENDING for number in os.read(wake, 512))
 
 
-def _fork_guard(parent_fd: int) -> int:
+def _fork_guard(parent_fd: int, folder: str) -> int:
     """A second process that sweeps up when the leash itself is killed; returns its process id."""
     read_end, write_end = os.pipe()  # the write end stays open in the leash only
     guard = os.fork()
@@ -98,7 +102,13 @@ def _fork_guard(parent_fd: int) -> int:
     while os.read(read_end, 1):
         pass
     _sweep(None, spare={os.getpid()}, linger_s=0.0)
+    _remove(folder)
     os._exit(0)
+
+
+def _remove(folder: str) -> None:
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _spawn(command: list[str]) -> subprocess.Popen:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -130,8 +131,8 @@ class Sending:
 class Session:
     """A server that is watched. `close` stops the watch, and the server where it was started here."""
 
-    def __init__(self, server: Any, held: quiet.Quiet | None = None):
-        self.server, self._held = server, held
+    def __init__(self, server: Any, held: quiet.Quiet | None = None, logs: Path | None = None):
+        self.server, self._held, self._logs = server, held, logs
         self.watch = Watch(server.endpoint).start()
 
     def send(self, load: LoadConfig) -> Sending:
@@ -151,6 +152,8 @@ class Session:
         if self._held is not None:
             self._held.close()
             self._held = None
+        if self._logs is not None:
+            shutil.rmtree(self._logs, ignore_errors=True)
 
     def __enter__(self) -> Session:
         return self
@@ -183,14 +186,15 @@ def open_session(base_url: str = "", profile_name: str = "auto") -> Session:
     chosen = profile.load_profile(profile.choose(hardware) if profile_name == "auto" else profile_name)
     profile.check_fits(chosen, hardware)
     held = quiet.take_machine()
-    server = VllmServer(chosen.server, log_dir=Path(tempfile.mkdtemp(prefix="kvlab-live-")))
+    logs = Path(tempfile.mkdtemp(prefix="kvlab-live-"))
+    server = VllmServer(chosen.server, log_dir=logs)
     try:
         with held.starting():
             server.start()
     except BaseException:
         held.close()
         raise
-    return Session(server, held)
+    return Session(server, held, logs)
 
 
 # -- pictures -----------------------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ class Lab:
             try:
                 self._measure_all(todo, skip_refused, [cell for cell in ahead if self._must_measure(cell)])
             except BaseException:
+                self._servers.keep_logs = True
                 self.close()
                 raise
         return [self._result(cell) for cell in cells]
@@ -143,6 +144,7 @@ class Lab:
                 except ServerError:
                     if not skip_refused:
                         raise
+                    self._servers.keep_logs = True
                     self._servers.end_current()
                 bar.update()
 

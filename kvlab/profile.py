@@ -43,6 +43,7 @@ class KvCapacity(Strict):
     input_tokens: int = Field(gt=0)
     output_tokens: int = Field(gt=0)
     burst: int = Field(gt=0)  # requests sent at once to see how many run together
+    side_by_side: bool = False  # all the servers fit into memory together, and start at once
 
 
 class Load(Strict):

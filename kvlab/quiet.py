@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 
 from kvlab import engine
 from kvlab.errors import ConfigError, KvlabError, StoreError
@@ -71,9 +72,12 @@ def _takes_turns() -> bool:
 
 
 def check() -> None:
-    """Raises what `take_machine` would say of the cache folder and of KVLAB_TAKE_TURNS; takes nothing."""
+    """Raises what `take_machine` would say of the cache folder and of KVLAB_TAKE_TURNS; takes and writes nothing."""
     _takes_turns()
-    _open().close()
+    path = engine.cache_dir() / "measuring.lock"
+    there = next(p for p in (path, *path.parents) if p.exists())
+    if not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
+        raise _unwritable(path, f"{there} is read-only, or no folder")
 
 
 def refuse_second() -> None:
@@ -102,11 +106,15 @@ def _open():
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("a+")
     except OSError as error:
-        raise StoreError(
-            f"The cache folder {path.parent} cannot be written: {error}",
-            cause="the home folder is missing, read-only or full, or KVLAB_CACHE names something else than a folder",
-            next_step="set KVLAB_CACHE to a folder that can be written",
-        ) from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, why: object) -> StoreError:
+    return StoreError(
+        f"The cache folder {path.parent} cannot be written: {why}",
+        cause="the home folder is missing, read-only or full, or KVLAB_CACHE names something else than a folder",
+        next_step="set KVLAB_CACHE to a folder that can be written",
+    )
 
 
 def _claim_alone(handle) -> None:

@@ -13,6 +13,7 @@ import secrets
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Callable
@@ -147,8 +148,10 @@ class VllmServer:
         read_end, write_end = os.pipe()
         self._rope = os.fdopen(write_end, "wb", buffering=0)
         _ropes.add(self._rope)
+        sockets = tempfile.mkdtemp(prefix="kvlab-")  # vLLM never removes them; the path of a socket has to be short
         # Isolated: the server's PYTHONPATH and packages are not the leash's business.
-        leash = [sys.executable, "-I", "-S", str(LEASH), "--fd", str(read_end), "--grace", str(GRACE_S), "--"]
+        leash = [sys.executable, "-I", "-S", str(LEASH), "--fd", str(read_end), "--grace", str(GRACE_S)]
+        leash += ["--remove", sockets, "--"]
         self._began, self.started_utc = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self._ready, self._oom_before = False, oom_kills()
         self.__dict__.pop("pid", None)
@@ -159,7 +162,7 @@ class VllmServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=env | processes.marks(self.id, self.port),
+                    env={"VLLM_RPC_BASE_PATH": sockets} | env | processes.marks(self.id, self.port),
                     cwd=self._log_dir,  # python -m puts it first in the path: it must hold no modules
                     start_new_session=True,
                     pass_fds=(read_end,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -31,6 +32,7 @@ class Servers:
     fleet_sizes: dict[str, int] = field(default_factory=dict)  # configuration -> most workers that any cell wants
     outside: Callable[[Cell], Any] | None = None  # gives the workers of a cell, where somebody else runs them
     _fleets: dict[str, Any] = field(default_factory=dict)
+    keep_logs: bool = False  # an error names them; else each run has its own, and the folder goes with the servers
 
     def serve(self, cell: Cell, quiet: Quiet, bar, base_url: str = "") -> Any:
         """The server for this cell, running. Raises ServerError where it does not start; `bar` shows the phases."""
@@ -113,6 +115,7 @@ class Servers:
         errors = _start_all(new | groups, quiet)
         self._aside |= {name: one for name, one in new.items() if errors[name] is None}
         self._fleets |= {name: one for name, one in groups.items() if errors[name] is None}
+        self.keep_logs |= any(errors.values())
         self._refused |= {name: e for name, e in errors.items() if isinstance(e, ServerError) and _flags_refused(e)}
 
     def _turn(self, cell: Cell, quiet: Quiet) -> Any:
@@ -139,6 +142,9 @@ class Servers:
         for server in self._aside.values():
             server.stop()
         self._aside = {}
+        if self._logs is not None and not self.keep_logs:
+            shutil.rmtree(self._logs, ignore_errors=True)
+            self._logs = None
 
 
 def _place(cell: Cell) -> str:

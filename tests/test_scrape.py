@@ -74,7 +74,7 @@ def test_old_names_are_understood():  # pitfall 22
 
 
 def test_old_and_new_names_side_by_side_are_not_added_up():  # pitfall 22
-    both = 'vllm:gpu_prefix_cache_hits_total 7\nvllm:prefix_cache_hits_total 7\nvllm:prefix_cache_hits_created 1.7e9\n'
+    both = "vllm:gpu_prefix_cache_hits_total 7\nvllm:prefix_cache_hits_total 7\nvllm:prefix_cache_hits_created 1.7e9\n"
     assert parse_metrics(both)["prefix_hits"] == 7
 
 
@@ -85,7 +85,7 @@ def test_similar_names_are_not_taken_for_each_other():  # pitfall 22
 
 def test_none_of_the_names_is_an_error_that_lists_what_is_there():  # pitfall 22
     with pytest.raises(ScrapeError, match=r"sglang:num_running_reqs, up"):
-        parse_metrics("# TYPE up gauge\nup 1\nsglang:num_running_reqs{a=\"b\"} 3\n")
+        parse_metrics('# TYPE up gauge\nup 1\nsglang:num_running_reqs{a="b"} 3\n')
 
 
 def test_engines_are_summed_and_shares_averaged():

@@ -5,8 +5,7 @@ import pytest
 from kvlab.sse import EventSplitter, data_of, is_error
 
 STREAM = (
-    ': ping\n\ndata: {"text":"é漢😀"}\n\ndata:{"a":1}\n\n'
-    "id: 3\nevent: x\ndata: two\ndata: lines\n\ndata: [DONE]\n\n"
+    ': ping\n\ndata: {"text":"é漢😀"}\n\ndata:{"a":1}\n\nid: 3\nevent: x\ndata: two\ndata: lines\n\ndata: [DONE]\n\n'
 ).encode()
 PAYLOADS = ['{"text":"é漢😀"}'.encode(), b'{"a":1}', b"two\nlines", b"[DONE]"]
 

@@ -78,8 +78,16 @@ def token_nll(ids: list[int]) -> np.ndarray:
 
 
 def test_the_geometry_is_the_documented_one():
-    wanted = {"num_hidden_layers": 6, "hidden_size": 320, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "head_dim": 64, "intermediate_size": 768, "vocab_size": 4096, "max_position_embeddings": 8192}
+    wanted = {
+        "num_hidden_layers": 6,
+        "hidden_size": 320,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 768,
+        "vocab_size": 4096,
+        "max_position_embeddings": 8192,
+    }
     assert {name: CONFIG[name] for name in wanted} == wanted
     assert CONFIG["architectures"] == ["Qwen3ForCausalLM"]
     assert CONFIG["tie_word_embeddings"] is True
@@ -135,9 +143,7 @@ def test_heldout_tokens_are_as_many_as_stated_and_decode_to_the_text():
 def test_any_unicode_round_trips():
     draw = random.Random(5)
     scalars = [i for i in range(0x110000) if not 0xD800 <= i < 0xE000]
-    texts = ["", " leading", "a\r\n\tb\u00a0", "e\u0301 \u00e9",
-             "👩‍👩‍👧‍👦🏳️‍🌈",
-             "\x00\x7f\ufeff", "ไทย العربية 中文"]
+    texts = ["", " leading", "a\r\n\tb\u00a0", "e\u0301 \u00e9", "👩‍👩‍👧‍👦🏳️‍🌈", "\x00\x7f\ufeff", "ไทย العربية 中文"]
     for text in texts:
         assert tiny.decode(tiny.encode(text)) == text
     for _ in range(200):

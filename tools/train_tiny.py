@@ -54,6 +54,7 @@ class Source:
     skip: str = r"$^"  # regular expression of file names to leave out
 
 
+# fmt: off
 SOURCES = [
     Source("r-cran-janeaustenr", "1.0.0-1", "public domain (package: MIT)", "six novels by Jane Austen", "austen",
            "**/data/Rdata.rdb", 300_000),
@@ -85,6 +86,7 @@ SOURCES = [
     Source("libboost1.74-doc", "1.74.0+ds1-21", "BSL-1.0", "Boost library documentation", "html", "**/*.html", 0,
            r"/reference/|index_all|/boost/[a-z_/]+\.html|tutorial/.*pdf|style_guide"),
 ]
+# fmt: on
 
 # ---------------------------------------------------------------- data: text of the packages
 
@@ -97,8 +99,30 @@ class Prose(HTMLParser):
         r"(?<![a-z])(sphinxsidebar|sidebar|related|nav\w*|footer|toc\w*|headerlink|fancy\w*|menu|breadcrumb\w*|copyright|top"
         r"|apidocs|docs-top\w*|docs-bottom\w*|docs-side\w*)(?![a-z])"
     )
-    BREAKS = frozenset({"p", "li", "dd", "dt", "div", "section", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "dl",
-                        "blockquote", "body", "tr", "td", "hr"})
+    BREAKS = frozenset(
+        {
+            "p",
+            "li",
+            "dd",
+            "dt",
+            "div",
+            "section",
+            "h1",
+            "h2",
+            "h3",
+            "h4",
+            "h5",
+            "h6",
+            "ul",
+            "ol",
+            "dl",
+            "blockquote",
+            "body",
+            "tr",
+            "td",
+            "hr",
+        }
+    )
     VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "wbr", "col", "area"})
 
     def __init__(self):
@@ -210,8 +234,13 @@ def wordnet_documents(root: Path, source: Source) -> Iterator[tuple[str, list[st
     yield from sorted(files.items())
 
 
-READERS = {"html": html_documents, "sword": sword_documents, "austen": austen_documents,
-           "dictionary": dictionary_documents, "wordnet": wordnet_documents}
+READERS = {
+    "html": html_documents,
+    "sword": sword_documents,
+    "austen": austen_documents,
+    "dictionary": dictionary_documents,
+    "wordnet": wordnet_documents,
+}
 
 
 def fetch(source: Source) -> Path:
@@ -491,8 +520,10 @@ def start(args: argparse.Namespace, device: str):
 
     torch.manual_seed(args.seed)
     model = make_model(json.loads((TINY / "config.json").read_text())).to(device)
-    groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": args.decay},
-              {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": args.decay},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=device == "cuda")
     run = Run(total=args.steps)
     path = args.out / "checkpoint.pt"
@@ -651,11 +682,15 @@ def facts() -> dict[str, str]:
 
 def source_table() -> str:
     """The data list of the card, one row a package."""
-    rows = ["| package | version | licence of the text | what | training tokens | held-out tokens |",
-            "|---|---|---|---|---|---|"]
+    rows = [
+        "| package | version | licence of the text | what | training tokens | held-out tokens |",
+        "|---|---|---|---|---|---|",
+    ]
     for s in json.loads((TINY / "sources.json").read_text()):
-        rows.append(f"| `{s['package']}` | {s['version']} | {s['licence']} | {s['what']} | {s['training_tokens']:,} "
-                    f"| {s['heldout_tokens']:,} |")
+        rows.append(
+            f"| `{s['package']}` | {s['version']} | {s['licence']} | {s['what']} | {s['training_tokens']:,} "
+            f"| {s['heldout_tokens']:,} |"
+        )
     return "\n".join(rows)
 
 
