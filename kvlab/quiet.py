@@ -75,7 +75,7 @@ def check() -> None:
     """Raises what `take_machine` would say of the cache folder and of KVLAB_TAKE_TURNS; takes and writes nothing."""
     _takes_turns()
     path = engine.cache_dir() / "measuring.lock"
-    there = next(p for p in (path, *path.parents) if p.exists())
+    there = next(p for p in (path, *path.parents) if os.path.exists(p))
     if not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
         raise _unwritable(path, f"{there} is read-only, or no folder")
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from kvlab import caches, control, engine, gpu_memory, model_files, ports, processes
+from kvlab import caches, control, engine, gpu_memory, leashed, model_files, ports, processes
 from kvlab.config import ServerConfig
 from kvlab.control import GUESSED_VOCAB, Capacity
 from kvlab.errors import ServerDied, ServerError
@@ -39,22 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AttachedServer", "Capacity", "VllmServer", "attach"]
 
-LEASH = Path(__file__).with_name("leash.py")
 POLL_S = 0.1
 PROBE_S = 0.5
 DIST_FILE = re.compile(r"distributed_init_method=file://(/\S+/vllm_dist_[0-9a-f]{32})\b")
-
-_ropes: weakref.WeakSet = weakref.WeakSet()
-
-
-def _drop_ropes() -> None:
-    for rope in list(_ropes):
-        with contextlib.suppress(OSError):
-            rope.close()
-
-
-# A forked child that kept the pipe open would keep the server alive after its owner's death.
-os.register_at_fork(after_in_child=_drop_ropes)
 
 
 def _default_progress() -> Callable[[str, float], None]:
@@ -145,30 +131,19 @@ class VllmServer:
         self.id = f"{self.port}-{secrets.token_hex(3)}"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self.log_path = self._log_dir / f"server-{self.id}.log"
-        read_end, write_end = os.pipe()
-        self._rope = os.fdopen(write_end, "wb", buffering=0)
-        _ropes.add(self._rope)
         sockets = tempfile.mkdtemp(prefix="kvlab-")  # vLLM never removes them; the path of a socket has to be short
-        # Isolated: the server's PYTHONPATH and packages are not the leash's business.
-        leash = [sys.executable, "-I", "-S", str(LEASH), "--fd", str(read_end), "--grace", str(GRACE_S)]
-        leash += ["--remove", sockets, "--"]
         self._began, self.started_utc = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self._ready, self._oom_before = False, oom_kills()
         self.__dict__.pop("pid", None)
-        try:
-            with self.log_path.open("wb") as log:
-                self._leash = subprocess.Popen(
-                    leash + self.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={"VLLM_RPC_BASE_PATH": sockets} | env | processes.marks(self.id, self.port),
-                    cwd=self._log_dir,  # python -m puts it first in the path: it must hold no modules
-                    start_new_session=True,
-                    pass_fds=(read_end,),
-                )
-        finally:
-            os.close(read_end)
+        self._leash, self._rope = leashed.launch(
+            self.argv,
+            name=self.id,
+            port=self.port,
+            log_path=self.log_path,
+            env={"VLLM_RPC_BASE_PATH": sockets} | env,
+            grace_s=GRACE_S,
+            remove=sockets,
+        )
 
     def _wait_until_ready(self) -> None:
         deadline = self._began + self.ready_timeout_s
@@ -264,10 +239,9 @@ class VllmServer:
     @cached_property
     def pid(self) -> int:
         """The server's main process, a child of its leash."""
-        for process in psutil.Process(self._leash.pid).children():
-            if os.getpgid(process.pid) == process.pid:
-                return process.pid
-        raise ServerDied("The server has no process", next_step=f"read its log: {self.log_path}")
+        if (found := leashed.main_pid(self._leash)) is None:
+            raise ServerDied("The server has no process", next_step=f"read its log: {self.log_path}")
+        return found
 
     def check_alive(self) -> None:
         """ServerDied, with the cause from the log, if the server or one of its engine processes has ended."""
@@ -311,13 +285,9 @@ class VllmServer:
         if self._leash is None or os.getpid() != self._owner:
             return
         leftovers = shared_files(processes.pids(self.id)) | self._rendezvous_file()
-        self._rope.close()
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._leash.wait(processes.LEASH_S)
+            leashed.end(self._leash, self._rope, self.id)
         finally:
-            processes.kill_tree(self.id)
-            self._leash.wait()
             self._leash = None
         remove_shared_files(leftovers)
         if self._gpu_memory is not None:

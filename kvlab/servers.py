@@ -78,7 +78,7 @@ class Servers:
         there = self._fleets.get(place)
         if there is None or not there.serves(cell) or cell.fresh:
             if not self.side_by_side:
-                self.stop()
+                self._end_all()
             elif there is not None:
                 self._fleets.pop(place).stop()
             there = self._new_fleet(cell)
@@ -122,7 +122,7 @@ class Servers:
         """The server that waits for this cell, or None; the one in use steps aside, or all end."""
         waiting = None if cell.fresh else self._aside.pop(cell.server.model_dump_json(), None)
         if not self.side_by_side or (cell.fresh and not quiet.turns):
-            self.stop()
+            self._end_all()  # the logs stay: the one that waited goes on writing to its own
         elif self._current is not None:
             self._aside[self._config.model_dump_json()] = self._current
         return waiting
@@ -136,12 +136,15 @@ class Servers:
         if hasattr(server, "stop"):
             server.stop()
 
-    def stop(self) -> None:
-        """Ends every server of the laboratory. Safe to call twice."""
+    def _end_all(self) -> None:
         self.end_current()
         for server in self._aside.values():
             server.stop()
         self._aside = {}
+
+    def stop(self) -> None:
+        """Ends every server of the laboratory. Safe to call twice."""
+        self._end_all()
         if self._logs is not None and not self.keep_logs:
             shutil.rmtree(self._logs, ignore_errors=True)
             self._logs = None

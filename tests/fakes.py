@@ -24,11 +24,11 @@ class FakeVllm:
         self.fake = None
 
     def start(self):
+        self.log_path.write_text("a log\n")
         if FAILS_TO_START and FAILS_TO_START.pop(0):
             EVENTS.append("fails")
             raise SAYS[0]
         EVENTS.append("start")
-        self.log_path.write_text("a log\n")
         self.fake = FakeServer(BEHAVIOUR).__enter__()
         return self
 

@@ -18,14 +18,15 @@ TREE = "import subprocess, sys, time; subprocess.Popen(['sleep', '300'], start_n
 
 @pytest.fixture
 def hold(request):
-    """hold(command..., grace=) -> (leash process, write end of its pipe, mark)."""
+    """hold(command..., grace=, remove=) -> (leash process, write end of its pipe, mark)."""
     ropes = []
 
-    def start(*command, grace=0.3):
+    def start(*command, grace=0.3, remove=None):
         mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
         read_end, write_end = os.pipe()
         ropes.append(os.fdopen(write_end, "wb", buffering=0))
-        argv = [sys.executable, "-I", "-S", LEASH, "--fd", str(read_end), "--grace", str(grace), "--", *command]
+        argv = [sys.executable, "-I", "-S", LEASH, "--fd", str(read_end), "--grace", str(grace)]
+        argv += [*(["--remove", str(remove)] if remove else []), "--", *command]
         env = os.environ | {leash.MARKER: mark}
         process = subprocess.Popen(
             argv, env=env, pass_fds=(read_end,), start_new_session=True, stderr=subprocess.DEVNULL
@@ -86,6 +87,47 @@ def test_sigkill_of_the_leash_ends_the_tree(hold):  # pitfall 26
     process.kill()
     process.wait()
     assert processes.wait_until_gone(mark, 5)
+
+
+@pytest.fixture
+def sockets(tmp_path):
+    """A folder like that of vLLM's sockets, with something in it."""
+    (folder := tmp_path / "sockets").mkdir()
+    (folder / "one").touch()
+    return folder
+
+
+def until_gone(folder):
+    deadline = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not folder.exists()
+
+
+@pytest.mark.parametrize("how", ["end of file", "SIGTERM", "SIGKILL of the leash", "SIGKILL of the command"])
+def test_the_folder_to_remove_stays_while_the_command_runs_and_goes_with_it(hold, sockets, how):  # pitfall 26
+    process, rope, mark = hold(sys.executable, "-c", TREE, remove=sockets)
+    tree = wait_for(mark, 4)
+    assert sockets.exists()
+    if how == "end of file":
+        rope.close()
+    elif how == "SIGKILL of the command":
+        next(p for p in tree if p.ppid() == process.pid and LEASH not in p.cmdline()).kill()
+    else:
+        process.send_signal(signal.SIGTERM if how == "SIGTERM" else signal.SIGKILL)
+    process.wait(10)
+    assert until_gone(sockets)
+
+
+@pytest.mark.parametrize("command", [(sys.executable, "-c", ""), ("/no/such/program",)])
+def test_the_folder_to_remove_goes_where_the_command_ends_by_itself_or_never_began(hold, sockets, command):
+    hold(*command, remove=sockets)[0].wait(10)
+    assert not sockets.exists()
+
+
+def test_no_folder_is_removed_unasked(hold, sockets):
+    assert hold("sh", "-c", f"cd {sockets}")[0].wait(10) == 0
+    assert sockets.exists()
 
 
 def test_sigkill_of_the_guard_changes_nothing(hold):  # pitfall 26

@@ -128,8 +128,8 @@ def test_servers_of_later_cells_start_with_the_first_ones():
 def test_a_waiting_server_is_taken_up_again_where_the_others_end():
     lab = open_lab()
     lab.measure([cell(lab, 1), cell(lab, 1, server=lab.server({"block_size": 64}))], side_by_side=True)
-    lab.measure([cell(lab, 2)])
-    assert EVENTS == ["start", "start", "stop"]
+    (result,) = lab.measure([cell(lab, 2)])
+    assert EVENTS == ["start", "start", "stop"] and result.run.log()
     lab.close()
 
 
@@ -445,11 +445,53 @@ def test_writing_claims_stops_the_server_and_replaces_the_section():
     assert table["measured"].tolist() == [2.0] and table["runs"].tolist() == [result.run.id]
 
 
-def test_no_temporary_folder_is_made_where_nothing_is_started(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_no_temporary_folder_is_made_where_nothing_is_started(logs):
     lab = open_lab(mode="replay")
     lab.measure([cell(lab)])
-    assert not list(tmp_path.glob("kvlab-*"))
+    assert logs() == []
+
+
+@pytest.fixture
+def logs(monkeypatch, tmp_path):
+    """Lists the log folders of the servers that were started."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return lambda: sorted(path.name for path in tmp_path.glob("kvlab-*/*.log"))
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_the_servers_logs_go_with_them_where_all_went_well(logs, tmp_path, side_by_side):
+    lab = open_lab()
+    (result,) = lab.measure([cell(lab)], side_by_side=side_by_side)
+    assert logs() == ["server.log"]
+    lab.close()
+    assert not list(tmp_path.glob("kvlab-*")) and "a log" in result.run.log()  # the run has kept it
+
+
+def test_the_logs_of_one_that_could_not_start_are_kept(logs):
+    FAILS_TO_START.extend([False, True])
+    lab = open_lab()
+    with pytest.raises(ServerDied):
+        lab.measure([cell(lab, 1), cell(lab, 2, server=lab.server({"block_size": 64}))])
+    assert logs() == ["server.log"]
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_the_logs_of_one_that_may_fail_are_kept_too(logs, side_by_side):
+    FAILS_TO_START.extend([False, True, True])
+    lab = open_lab()
+    cells = [cell(lab, 1), cell(lab, 2, server=lab.server({"block_size": 64}))]
+    results = lab.measure(cells, side_by_side=side_by_side, skip_refused=True)
+    assert sorted(result.failed for result in results) == [False, True]
+    lab.close()
+    assert logs() == ["server.log"]
+
+
+def test_the_logs_of_one_that_dies_in_use_are_kept(logs, monkeypatch):
+    monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(die_after=2))
+    lab = open_lab()
+    with pytest.raises(ServerDied):
+        lab.measure([cell(lab)])
+    assert logs() == ["server.log"]
 
 
 # -- numbers of several results -----------------------------------------------------------------------------------

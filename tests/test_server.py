@@ -92,6 +92,17 @@ def test_start_read_and_stop(tmp_path, stand_in):
         running.check_alive()
 
 
+def test_its_sockets_have_a_short_folder_of_their_own_that_goes_with_it(tmp_path, stand_in, monkeypatch):  # pitfall 26
+    (place := tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    with make(tmp_path) as running:
+        (sockets,) = place.iterdir()
+        assert psutil.Process(running.pid).environ()["VLLM_RPC_BASE_PATH"] == str(sockets)
+        assert len(sockets.name) < 20  # the path of a socket has room for about 100 characters, its name for 36
+        (sockets / "one").touch()
+    assert not list(place.iterdir())
+
+
 def test_a_server_can_be_started_again_after_stop(tmp_path, stand_in):
     one = make(tmp_path)
     first = one.start().pid

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import fakes
 import pytest
 from tables_for_tests import samples
 
@@ -60,6 +61,20 @@ class Attached:
 
     def __init__(self, fake):
         self.endpoint = fake.endpoint
+
+
+def test_a_server_of_its_own_ends_with_the_session_and_its_log_folder_too(monkeypatch, tmp_path):
+    fakes.install(monkeypatch, tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(live, "can_start", lambda: True)
+    monkeypatch.setattr("kvlab.profile.check_fits", lambda profile, hardware: None)
+    with live.open_session(profile_name="cpu-tiny"):
+        assert len(list(tmp_path.glob("kvlab-live-*/server.log"))) == 1
+    assert not list(tmp_path.glob("kvlab-live-*")) and fakes.EVENTS == ["start", "stop"]
+    fakes.FAILS_TO_START.append(True)
+    with pytest.raises(ServerError):
+        live.open_session(profile_name="cpu-tiny")
+    assert len(list(tmp_path.glob("kvlab-live-*"))) == 1  # the error names the log
 
 
 def test_a_server_that_goes_away_is_said_and_does_not_end_the_watch():
