@@ -6,7 +6,7 @@ import math
 
 from kvlab import geometry, hits, predict
 from kvlab.workshop import Choice, Facts, Number
-from kvlab.workshop_pool import block_of
+from kvlab.workshop_pool import block_of, directions
 
 ARTICLE = "article"
 
@@ -60,22 +60,12 @@ FP8 = {
     ),
     "6.explain": Choice(
         "At short inputs and few clients, what does fp8 KV do to throughput on your machine?",
-        (
-            (
-                "it rises: half the bytes are read, or fewer",
-                lambda f: _short_change(f, "ci_low") > 0,
-                "Look at the interval of fp8_changes_throughput_tok_s: does it lie above 0?",
-            ),
-            (
-                "no change can be told",
-                lambda f: _short_change(f, "ci_low") <= 0 <= _short_change(f, "ci_high"),
-                "Look at the interval of fp8_changes_throughput_tok_s: does it hold 0?",
-            ),
-            (
-                "it falls: values are converted",
-                lambda f: _short_change(f, "ci_high") < 0,
-                "Look at the interval of fp8_changes_throughput_tok_s: does it lie below 0?",
-            ),
+        directions(
+            _short_change,
+            "fp8_changes_throughput_tok_s",
+            rises="it rises: half the bytes are read, or fewer",
+            stays="no change can be told",
+            falls="it falls: values are converted",
         ),
         because="fp8 KV is capacity, not speed: the gain is a shorter queue where the pool was the limit.",
     ),

@@ -8,7 +8,7 @@ from kvlab import blocks, predict
 from kvlab.block_account import Job
 from kvlab.profile import LoadPoint
 from kvlab.workshop import Choice, Facts, Number, Undecided
-from kvlab.workshop_pool import block_of, blocks_of
+from kvlab.workshop_pool import block_of, blocks_of, directions
 
 # -- 3: load ------------------------------------------------------------------------------------------------------
 
@@ -290,22 +290,12 @@ CAPS = {
     ),
     "5.explain": Choice(
         "The second largest cap against the largest: what happens to throughput?",
-        (
-            (
-                "it rises: fewer preemptions",
-                lambda f: _cap_change(f, "ci_low") > 0,
-                "Look at the interval of throughput_change: does it lie above 0?",
-            ),
-            (
-                "no difference can be told from these repeats",
-                lambda f: _cap_change(f, "ci_low") <= 0 <= _cap_change(f, "ci_high"),
-                "Look at the interval of throughput_change: does it hold 0?",
-            ),
-            (
-                "it falls: fewer requests run",
-                lambda f: _cap_change(f, "ci_high") < 0,
-                "Look at the interval of throughput_change: does it lie below 0?",
-            ),
+        directions(
+            _cap_change,
+            "throughput_change",
+            rises="it rises: fewer preemptions",
+            stays="no difference can be told from these repeats",
+            falls="it falls: fewer requests run",
         ),
         because="A difference whose interval holds 0 is no finding, however plausible its sign.",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from kvlab import geometry, predict
 from kvlab.workshop import Choice, Facts, Number, Undecided
@@ -13,6 +14,18 @@ QWEN = "Qwen3-1.7B"
 
 def _qwen(dtype_bytes: int = 2) -> float:
     return predict.kv_bytes_per_token(geometry.load(QWEN), dtype_bytes)
+
+
+def directions(
+    change: Callable[[Facts, str], float], quantity: str, *, rises: str, stays: str, falls: str
+) -> tuple[tuple[str, Callable[[Facts], bool], str], ...]:
+    """The statements of a Choice on a difference, told by the interval of its claim: `change(facts, column)`."""
+    look = f"Look at the interval of {quantity}: does it"
+    return (
+        (rises, lambda f: change(f, "ci_low") > 0, f"{look} lie above 0?"),
+        (stays, lambda f: change(f, "ci_low") <= 0 <= change(f, "ci_high"), f"{look} hold 0?"),
+        (falls, lambda f: change(f, "ci_high") < 0, f"{look} lie below 0?"),
+    )
 
 
 # -- 1: bytes per token -------------------------------------------------------------------------------------------
