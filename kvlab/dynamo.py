@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -71,19 +72,20 @@ class DynamoDeployment:
         return self
 
     def _start_worker(self, i: int) -> None:
-        port, events = ports.free_port(), ports.free_port()
+        port, sockets = ports.free_port(), tempfile.mkdtemp(prefix="kvlab-")  # the path of a socket has to be short
         flags = engine.to_argv(self.config, self._model, port)
         flags = flags[flags.index("--enable-prompt-tokens-details") + 1 :]
-        told = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{events}"}
         argv = [sys.executable, "-m", WORKER, "--model", self._model, "--served-model-name", self.config.served_name]
-        argv += [*flags, *self._extra, "--kv-events-config", json.dumps(told)]
-        env = engine.environment(self.config, local_model=True) | caches.environment(self.config)
+        argv += [*flags, *self._extra, "--kv-events-config", json.dumps(events_config(sockets))]
+        env = {"VLLM_RPC_BASE_PATH": sockets} | engine.environment(self.config, local_model=True)
+        env |= caches.environment(self.config)
         program = Leashed(
             argv,
             port=port,
             log_dir=self._log_dir,
             name=f"w{i}",
             env=self._environment(env) | {"DYN_SYSTEM_PORT": str(port)},
+            remove=sockets,
         )
         program.start()
         self.programs.append(program)
@@ -194,7 +196,7 @@ class DynamoDeployment:
         self.log_path.write_text("\n".join(parts))
         told = {"how": self._service.how, "pick_seed": self._service.seed, "product": "dynamo", "version": self.version}
         told |= {"command": shlex.join(self._frontend.argv), "flags": self._flags, "mode": self._mode}
-        told["decisions"] = self._counts()
+        told["decisions"] = self._counts() | {"found_tokens": round(self._hit_tokens() - self._hits_before)}
         workers = [
             {
                 "worker": e.worker,
@@ -225,6 +227,15 @@ class DynamoDeployment:
         if programs:
             with ThreadPoolExecutor(max_workers=len(programs)) as pool:
                 list(pool.map(lambda one: one.stop(), programs))
+
+
+def events_config(sockets: str) -> dict[str, Any]:
+    """Where an engine tells its blocks: a socket in this folder, which is the engine's to bind.
+
+    vLLM binds names of files and addresses with a wildcard; to any other address it connects, as Dynamo does too, and
+    then nobody hears the events. A wildcard would be open to the network.
+    """
+    return {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{sockets}/events"}
 
 
 def _excerpt(log: str) -> str:

@@ -80,13 +80,18 @@ def hop(claims: Iterable[Claim], noise_s: float | None) -> str | None:
 
 
 def decided(results: Iterable[tuple[str, Result]]) -> str | None:
-    """What the routers counted themselves: policies and outcomes, and in how many runs."""
+    """What the routers counted themselves: outcomes, or how many cached tokens they expected by the workers' events."""
     parts = []
     for name, result in results:
         counted = _decisions(result)
         if outcomes := counted.get("outcomes"):
             total = sum(outcomes.values())
             parts.append(f"{name}: " + ", ".join(f"{what} {n / total:.0%}" for what, n in outcomes.items()))
+        elif found := counted.get("found_tokens"):
+            expected = counted["expected_tokens"]
+            parts.append(
+                f"{name}: it expected {expected:,} cached tokens where it sent requests, and {found:,} were found"
+            )
     return f"By the routers' own counters: {'; '.join(parts)}." if parts else None
 
 

@@ -1,5 +1,10 @@
 """The section on routers: its cells, what follows from a route alone, its sentences, routers behind a laboratory."""
 
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import fakes
 import pytest
 from fakes import open_lab
@@ -179,6 +184,8 @@ class _Quiet:
 
 
 class _Bar:
+    n, total = 0, 1
+
     def set_postfix_str(self, text):
         pass
 
@@ -192,6 +199,41 @@ def test_a_dead_program_of_dynamo_is_told_with_its_log(monkeypatch, tmp_path):
     with pytest.raises(ServerError, match=r"A program of Dynamo ended while it was in use \(exit code 1\)"):
         there.check_alive()
     there.stop()
+
+
+def test_a_worker_tells_its_blocks_where_it_binds_and_dynamo_listens(monkeypatch, tmp_path):
+    started = []
+
+    class Recorded(dynamo.Leashed):
+        def start(self):
+            started.append(self)
+
+    monkeypatch.setattr(dynamo, "Leashed", Recorded)
+    monkeypatch.setattr(dynamo.engine, "environment", lambda config, local_model: {})
+    monkeypatch.setattr(router_packages, "require", lambda product: (tmp_path, "1"))
+    there = dynamo.DynamoDeployment(CPU, 1, tmp_path)
+    there._model, there._extra = dynamo.model_files.resolve_model(CPU)
+    there._start_worker(0)
+    (worker,) = started
+    told = json.loads(worker.argv[worker.argv.index("--kv-events-config") + 1])
+    # vLLM connects to tcp://127.0.0.1:N, and so does Dynamo: nobody binds it, and no event arrives. pitfall 34
+    assert told["enable_kv_cache_events"] and told["endpoint"].startswith("ipc:///")
+    folder = Path(told["endpoint"].removeprefix("ipc://")).parent
+    assert folder.is_dir() and len(told["endpoint"]) < 100  # a path of more than 107 bytes is no socket
+    assert worker._env["VLLM_RPC_BASE_PATH"] == worker._remove == str(folder)
+    folder.rmdir()
+
+
+def test_the_folder_of_a_program_goes_with_it(tmp_path):
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    program = dynamo.Leashed(
+        ["sleep", "60"], port=1, log_dir=tmp_path, name="w0", env=dict(os.environ), remove=str(folder)
+    )
+    program.start()
+    assert program.running and folder.is_dir()
+    program.stop()
+    assert not folder.exists()
 
 
 def test_missing_parts_are_stood_in_for(monkeypatch):
@@ -231,6 +273,15 @@ def test_sentences_name_routes_and_numbers():
     assert "6.0 and 1.5 times its share" in explain_routes.warmed(made)
     assert "2.0 times as fast, and 3.0 times as many" in explain_routes.quicker(made)
     assert "a +1.00 ms; two runs without a router differ by 0.30 ms" in explain_routes.hop(made, 0.0003)
+
+
+def test_a_sentence_tells_what_a_router_expected_and_what_was_found():
+    counted = {"completions": 264, "looked": 264, "expected_tokens": 67584, "mismatched": 0, "found_tokens": 66000}
+    run = SimpleNamespace(manifest={"server": {"service": {"decisions": counted}}})
+    told = explain_routes.decided([("dynamo-kv (together)", SimpleNamespace(run=run))])
+    assert (
+        "dynamo-kv (together): it expected 67,584 cached tokens where it sent requests, and 66,000 were found" in told
+    )
 
 
 def test_without_measurements_there_is_nothing_to_say():
