@@ -11,6 +11,7 @@ from IPython.display import Markdown, display
 from kvlab import startup
 from kvlab.claims import Claim, conditions_text
 from kvlab.measure import Result
+from kvlab.phrases import said, sentences
 
 CROSS_CHECK = 0.05  # two tools on one server: gaps that differ by more have another cause than definitions
 _READ_AS = {
@@ -26,32 +27,32 @@ def show(*sentences: str | None) -> None:
     display(Markdown("\n".join(f"- {sentence}" for sentence in sentences if sentence)))
 
 
-def residuals(claims: Iterable[Claim], *, exact: Iterable[str] = (), tolerance: float | None = None) -> str | None:
+def residuals(
+    claims: Iterable[Claim], *, exact: Iterable[str] = (), tolerance: float | None = None, language: str = "en"
+) -> str | None:
     """How many predictions held, and which did not: `exact` quantities to the last digit, others to `tolerance`."""
-    exact, claims = set(exact), list(claims)
+    exact, claims, words = set(exact), list(claims), sentences(language)
     compared = [c for c in claims if c.computed is not None and c.measured is not None]
     if tolerance is None:
         compared = [c for c in compared if c.quantity in exact]
     off = [c for c in compared if not _holds(c, c.quantity in exact, tolerance or 0.0)]
     if not compared:
         none = any(c.measured is not None for c in claims)
-        why = "what was measured has no prediction" if none else "nothing was measured"
-        return f"No prediction can be compared: {why}."
-    rule = " and ".join(
-        part
-        for part in (
-            "counts exactly" if exact else "",
-            f"the rest within {tolerance:.0%}" if tolerance is not None else "",
-        )
-        if part
-    )
-    sentence = f"{len(compared) - len(off)} of {len(compared)} predictions hold ({rule})."
-    if off:
-        worst = sorted(off, key=lambda c: -abs(c.residual if c.residual is not None else math.inf))
-        listed = "; ".join(f"{c.quantity} at {c.conditions}: {_off_by(c)}" for c in worst[:8])
-        more = f"; and {len(off) - 8} more" if len(off) > 8 else ""
-        sentence += f" Outside: {listed}{more}."
-    return sentence
+        return words["no_prediction" if none else "nothing_measured"]
+    rules = [words["exact"]] if exact else []
+    rules += [words["within"].format(tolerance=f"{tolerance:.0%}")] if tolerance is not None else []
+    held, rule = len(compared) - len(off), words["and"].join(rules)
+    return words["hold"].format(held=held, compared=len(compared), rule=rule) + _outside(off, words)
+
+
+def _outside(off: list[Claim], words: Mapping[str, str]) -> str:
+    """The worst eight predictions that did not hold, and how many more there are."""
+    worst = sorted(off, key=lambda c: -abs(c.residual if c.residual is not None else math.inf))
+    told = [
+        words["off_by"].format(quantity=c.quantity, conditions=c.conditions, by=_off_by(c, words)) for c in worst[:8]
+    ]
+    told += [words["more"].format(n=len(off) - 8)] if len(off) > 8 else []
+    return words["outside"].format(listed=words["between"].join(told)) if told else ""
 
 
 def _holds(claim: Claim | Compared, exactly: bool, tolerance: float) -> bool:
@@ -82,9 +83,9 @@ class Compared(NamedTuple):
     residual: float | None
 
 
-def _off_by(claim: Claim) -> str:
+def _off_by(claim: Claim, words: Mapping[str, str]) -> str:
     if claim.residual is None:
-        return f"{claim.measured:g} instead of {claim.computed:g}"
+        return words["instead"].format(measured=f"{claim.measured:g}", computed=f"{claim.computed:g}")
     return f"{claim.residual:+.0%}"
 
 
@@ -264,19 +265,24 @@ def cross_check(claims: Iterable[Claim]) -> str | None:
     return f"{said} Gaps agree within {CROSS_CHECK:.0%}; between single requests the first token varies by more."
 
 
-def not_measured(claims: Iterable[Claim]) -> str | None:
+def not_measured(claims: Iterable[Claim], *, language: str = "en") -> str | None:
     """What was not measured, with the reasons."""
     missing = [c for c in claims if c.state in ("not measured", "failed")]
     if not missing:
         return None
+    words = sentences(language)
     reasons: dict[str, set[str]] = {}
     for c in missing:
-        reasons.setdefault(c.reason or "no reason given", set()).add(c.quantity)
-    listed = [f"{_some(quantities)}: {reason}" for reason, quantities in sorted(reasons.items())]
-    count = "1 claim is" if len(missing) == 1 else f"{len(missing)} claims are"
-    return f"{count} not measured: {'; '.join(listed)}."
+        reasons.setdefault(said(c.reason, language) if c.reason else words["no_reason"], set()).add(c.quantity)
+    told = [
+        words["because"].format(quantities=_some(quantities, words), reason=reason)
+        for reason, quantities in sorted(reasons.items())
+    ]
+    listed = words["between"].join(told)
+    return words["one_missing" if len(missing) == 1 else "missing"].format(n=len(missing), listed=listed)
 
 
-def _some(names: Iterable[str], limit: int = 4) -> str:
+def _some(names: Iterable[str], words: Mapping[str, str], limit: int = 4) -> str:
     names = sorted(names)
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    listed, more = words["comma"].join(names[:limit]), len(names) - limit
+    return words["some"].format(names=listed, n=more) if more > 0 else listed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -47,11 +48,25 @@ class Facts:
         measured = any(row["of"] != "article" for row in rows)
         return not measured or not self.complete() or any(row["quantity"] == quantity for row in rows)
 
+    @cached_property
+    def conditions(self) -> Mapping[str, set[str]]:
+        """The values of each condition, over all claims."""
+        found: dict[str, set[str]] = {}
+        for text in {row["conditions"] or "" for table in self.claims.values() for row in table}:
+            for key, value in parse_conditions(text).items():
+                found.setdefault(key, set()).add(value)
+        return found
+
+    @cached_property
     def settings(self) -> set[str]:
         """Every value of a condition, and the parts of its lists: what a setting in prose may be."""
-        texts = {row["conditions"] or "" for table in self.claims.values() for row in table}
-        values = {value for text in texts for value in parse_conditions(text).values()}
+        values = {value for values in self.conditions.values() for value in values}
         return values | {part for value in values for part in value.split("-")}
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Words with digits that are names: machines, and values of conditions."""
+        return {*self.claims, *COMMITTED, self.own, *(v for v in self.settings if not v[:1].isdigit())}
 
 
 def facts(own: str, tables: Mapping[str, pd.DataFrame]) -> Facts:

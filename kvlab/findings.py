@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from kvlab import pages, plot_small
+from kvlab import pages, phrases, plot_small
 from kvlab.display import cells
 from kvlab.pages import Writer
 from kvlab.prose import Notes, fill_one, missing, no_claim
@@ -80,7 +80,8 @@ def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) ->
         return blank | {"measured": missing(no_claim(machine, section, writer), writer, notes)}
     said = {name: html.escape(_short(text)) for name, text in cells(row).items()}
     if row["measured"] is None:
-        said["measured"] = missing(row["reason"] or writer.words["only_computed"], writer, notes)
+        reason = phrases.said(row["reason"], writer.language) if row["reason"] else writer.words["only_computed"]
+        said["measured"] = missing(reason, writer, notes)
     return blank | {name: said[name] for name in ("computed", "measured", "residual", "conditions")}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -18,7 +18,7 @@ from typing import Any
 
 import mistune
 
-from kvlab import prose
+from kvlab import prose, prose_check
 from kvlab.facts import COMMITTED
 from kvlab.prose import Notes, ProseError, Writer
 
@@ -65,12 +65,20 @@ def sources() -> Mapping[str, Mapping[str, str]]:
 
 
 def check_all(writer: Writer, language: str) -> None:
-    """Raises ProseError at the first number that no claim supports, in any text of the language."""
+    """Raises ProseError at the first number that no claim supports, in any text or fixed word of the language."""
     for name in names(language):
-        text = source(name, language)
-        prose.check(SIDE.sub(_blank_side, text), f"kvlab/text/{language}/{name}.md", writer)
+        text, where = source(name, language), f"kvlab/text/{language}/{name}.md"
+        prose_check.check(SIDE.sub(_blank_side, text), where, writer)
         for section, lines in SIDE.findall(text):
-            side_rows(section, lines, writer)
+            for said, _, _ in side_rows(section, lines, writer):
+                prose_check.refuse(said, f"{where}, table of {section}", writer)
+    for said in _every_word(words(language)):
+        prose_check.refuse(re.sub(r"\{\w+\}", " ", said), f"kvlab/text/{language}/words.toml", writer)
+
+
+def _every_word(listed: Mapping[str, Any]) -> Iterator[str]:
+    for said in listed.values():
+        yield from [said] if isinstance(said, str) else _every_word(said)
 
 
 def places(text: str) -> list[str]:

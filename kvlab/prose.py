@@ -9,7 +9,8 @@
     {about h200 engine}   {machine h200}   {ref sarathi}   what runs say; a machine's name; a source
     {lit 2 | formula}   {cited 2.6× | sarathi}             a number that is no claim, and why it may stand here
 
-What is missing reads "not measured", with a note that says why.
+What is missing reads "not measured", with a note that says why. Words of a choice, of code and of lists are read as
+closely as the rest; what may stand without a claim is listed in kvlab/text/literals.toml.
 """
 
 from __future__ import annotations
@@ -20,19 +21,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlab import display
+from kvlab import display, phrases, stray
 from kvlab.errors import ConfigError
 from kvlab.explain import holds
 from kvlab.facts import FIELDS, HERE, Facts
 
 PLACE = re.compile(r"\{([^{}\n]+)\}")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.S)
-LINK = re.compile(r"\]\([^)\s]+\)|https?://[^\s)>]+")
-NAME = re.compile(r"[A-Za-z][\w.+-]*", re.ASCII)  # Qwen3-1.7B, fp8, H200, p95: digits of a name are no measurement
-LISTED = re.compile(r"^\s*\d+\. ", re.M)
-NAME_IT = "name its claim {machine section quantity conditions}, or why it may stand: {lit 2 | formula}"
 CLAIM_FORM = "write {machine section quantity conditions}, conditions as c=32;in=512"
+LIST_IT = "name its claim, or list it with its reason in kvlab/text/literals.toml"
 KINDS = ("formula", "version", "date", "setting", "name", "rule")
+CHOICES = ("say", "holds", "told")
 TOLERANCE = 0.15  # how far a prediction may be off and still hold
 COLUMNS = ("computed", "measured", "ci_low", "ci_high", "residual")
 
@@ -64,42 +63,33 @@ class Writer:
     sources: Mapping[str, Mapping[str, Any]]
     about: Callable[[str], Mapping[str, Any]]
 
+    @property
+    def language(self) -> str:
+        """The language of the words: en or zh."""
+        return self.words.get("lang", "en").partition("-")[0]
 
-# -- checking -------------------------------------------------------------------------------------------------------
 
-
-def check(text: str, where: str, writer: Writer) -> None:
-    """Raises ProseError at the first number outside a place, or the first place that cannot be read."""
-    for line, body in _places(text):
-        try:
-            fill_one(body, writer, Notes("check"))
-        except ProseError as error:
-            raise ProseError(f"{where}, line {line}: {error.what}", next_step=error.next_step) from None
-    plain = _blank(_blank(_blank(_blank(text, CODE), PLACE), LINK), LISTED)
-    for number, line in enumerate(plain.splitlines(), 1):
-        if found := re.search(r"\d[\d.,]*", NAME.sub(" ", line)):
-            raise ProseError(
-                f"{where}, line {number}: the number {found[0]} comes from no claim.",
-                next_step=NAME_IT,
-            )
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def places(text: str) -> list[str]:
     """Every place of a text, words of a choice left out: what two languages must share."""
     found = []
-    for _, body in _places(text):
+    for _, body in located(text):
         head, _, rest = body.partition("|")
-        worded = head.split()[0] in ("say", "holds", "told")
+        worded = head.split()[0] in CHOICES
         found.append(head.strip() + ("" if worded or not rest else f" | {rest.strip()}"))
     return found
 
 
-def _places(text: str) -> list[tuple[int, str]]:
-    plain = _blank(text, CODE)
+def located(text: str) -> list[tuple[int, str]]:
+    """Every place of a text with the number of its line."""
+    plain = blank(text, CODE)
     return [(plain.count("\n", 0, m.start()) + 1, m[1].strip()) for m in PLACE.finditer(plain)]
 
 
-def _blank(text: str, pattern: re.Pattern) -> str:
+def blank(text: str, pattern: re.Pattern) -> str:
+    """The text with spaces in place of what matches; its lines stay where they are."""
     return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
 
 
@@ -129,7 +119,7 @@ def fill_one(body: str, writer: Writer, notes: Notes) -> str:
     special = {"lit": _lit, "cited": _cited, "ref": _ref, "about": _about, "machine": _machine}
     if word in special:
         return special[word](rest.strip(), options, writer, notes)
-    if word in ("say", "holds", "told"):
+    if word in CHOICES:
         return _choice(word, rest, options, writer, notes)
     return _number(head, options, writer, notes)
 
@@ -170,10 +160,15 @@ def _number(head: str, options: list[str], writer: Writer, notes: Notes) -> str:
         return html.escape(display.digits(value))
     if style == "interval":
         return _interval(row, writer)
-    text = display.number(value, unit).replace(" x", "×")
+    text = _with_unit(value, unit, writer)
     if style == "percent" or column == "residual":
         text = _percent(value)
     return _mark(text, "computed" if column == "computed" else "measured")
+
+
+def _with_unit(value: float, unit: str, writer: Writer) -> str:
+    text = phrases.with_unit(display.number(value, unit), unit, writer.language)
+    return html.escape(f"{text[:-2]}×" if text.endswith(" x") else text)
 
 
 def _percent(value: float) -> str:
@@ -189,7 +184,9 @@ def _pair(row: Mapping[str, Any] | None, head: str, writer: Writer, notes: Notes
     if row is None or row["measured"] is None and row["computed"] is None:
         return missing(_why(row, "measured", head, writer), writer, notes)
     texts = display.cells(row)
-    computed, measured = (html.escape(texts[name]) for name in ("computed", "measured"))
+    computed, measured = (
+        html.escape(phrases.with_unit(texts[name], row["unit"], writer.language)) for name in ("computed", "measured")
+    )
     if row["state"] == "computed":  # nobody meant to measure it
         return _mark(computed, "computed")
     if not measured:
@@ -209,7 +206,7 @@ def _pair_of_claims(two: list[str], style: str, writer: Writer, notes: Notes) ->
         unit = row["unit"]
     a, b = values
     if two[1] == "-":
-        return _mark(display.number(a - b, unit), "measured")
+        return _mark(_with_unit(a - b, unit, writer), "measured")
     if not b:
         return missing(writer.words["divided_by_zero"], writer, notes)
     text = {"percent": _percent(a / b - 1), "share": f"{a / b:.0%}"}.get(style, f"{display.digits(_three(a / b))}×")
@@ -252,7 +249,7 @@ def _which(word: str, rest: str, rows: list[tuple[dict[str, Any], str]]) -> int:
 
 def _why(row: Mapping[str, Any] | None, column: str, term: str, writer: Writer) -> str:
     if row is not None and row["reason"]:
-        return str(row["reason"])
+        return phrases.said(str(row["reason"]), writer.language)
     if row is not None:
         return writer.words["only_other"].format(column=column)
     machine, section, *_ = term.split()
@@ -273,8 +270,10 @@ def _lit(text: str, options: list[str], writer: Writer, notes: Notes) -> str:
     if options not in [[kind] for kind in KINDS]:
         raise ProseError(f"{{lit {text}}} does not say what it is.", next_step=f"one of: {', '.join(KINDS)}")
     number = text.replace(",", "")
-    if options == ["setting"] and writer.facts.complete() and number not in writer.facts.settings():
+    if options == ["setting"] and writer.facts.complete() and number not in writer.facts.settings:
         raise ProseError(f"{{lit {text} | setting}}: no claim has such a condition.")
+    if options != ["setting"] and text not in stray.literals()[options[0]]:
+        raise ProseError(f"{{lit {text} | {options[0]}}}: nobody has said why it may stand.", next_step=LIST_IT)
     return html.escape(text)
 
 
@@ -285,13 +284,19 @@ def _source(key: str, writer: Writer) -> Mapping[str, Any]:
 
 
 def _cited(text: str, options: list[str], writer: Writer, notes: Notes) -> str:
-    _source(options[0] if options else "", writer)
+    key = options[0] if options else ""
+    if text not in _source(key, writer)["numbers"]:
+        raise ProseError(
+            f"{{cited {text} | {key}}}: the source is not known to say so.",
+            next_step="check it there, then add it to its `numbers` in kvlab/text/sources.toml",
+        )
     return html.escape(text)
 
 
 def _ref(key: str, options: list[str], writer: Writer, notes: Notes) -> str:
     source = _source(key, writer)
-    return f'<a href="{html.escape(source["url"])}">{html.escape(source["title"])}</a>'
+    read = html.escape(writer.words["read"][source["read"]])
+    return f'<a href="{html.escape(source["url"])}">{html.escape(source["title"])}</a> <span class="read">{read}</span>'
 
 
 def _machine(name: str, options: list[str], writer: Writer, notes: Notes) -> str:

@@ -19,7 +19,21 @@ import jinja2
 import nbformat
 import pandas as pd
 
-from kvlab import __version__, claims, display, explain, facts, findings, pages, plot, prose, run, store
+from kvlab import (
+    __version__,
+    claims,
+    display,
+    explain,
+    facts,
+    findings,
+    pages,
+    phrases,
+    plot,
+    prose,
+    prose_check,
+    run,
+    store,
+)
 from kvlab.errors import StoreError
 from kvlab.facts import about as about
 
@@ -93,7 +107,7 @@ def content(
     writer = prose.Writer(facts.facts(machine, tables), pages.words(language), pages.sources(), _once(about))
     pages.check_all(writer, language)
     sections = {
-        name: section(name, path, machine, tables, timings.get(name), failures.get(name))
+        name: section(name, path, writer, tables, timings.get(name), failures.get(name))
         for name, path in run.notebooks().items()
     }
     marks = prose.Notes("findings")
@@ -101,6 +115,7 @@ def content(
     failed = set(tables[machine].loc[tables[machine]["state"] == "failed", "section"])
     return {
         "w": writer.words,
+        "say": lambda text: phrases.said(text, language) if text else text,
         "version": __version__,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine,
@@ -133,17 +148,18 @@ def _contents(sections: dict[str, dict], own: pd.DataFrame, writer, language: st
         base = sections.get(name, blank)
         text = pages.page(name, writer, language)
         if text is None:  # a section that nobody has written about: its notebook's first words
+            prose_check.refuse(base["sentence"], f"the first sentence of {base['notebook']}", writer, "en")
             told = {"title": base["title"], "lead": _escape(base["sentence"]), "body": "", "why": ()}
         else:
             told = {"title": text.title, "lead": text.lead, "body": text.body, "why": text.why}
-        missing = _missing(own, list(sections)) if name == "limits" else []
+        missing = _missing(own, list(sections), language) if name == "limits" else []
         found.append(blank | base | told | {"name": name, "number": number, "missing": missing})
     return found
 
 
-def _missing(own: pd.DataFrame, sections: list[str]) -> list[dict[str, str]]:
+def _missing(own: pd.DataFrame, sections: list[str], language: str) -> list[dict[str, str]]:
     rows = {name: claims.from_frame(own[own["section"] == name]) for name in sections}
-    said = {name: explain.not_measured(stated) for name, stated in rows.items()}
+    said = {name: explain.not_measured(stated, language=language) for name, stated in rows.items()}
     return [{"section": name, "text": text} for name, text in said.items() if text]
 
 
@@ -158,13 +174,19 @@ def refuse_fake(machine: str) -> None:
 
 
 def section(
-    name: str, path: Path, machine: str, tables: dict[str, pd.DataFrame], took_s: float | None, failure: str | None
+    name: str,
+    path: Path,
+    writer: prose.Writer,
+    tables: dict[str, pd.DataFrame],
+    took_s: float | None,
+    failure: str | None,
 ) -> dict[str, Any]:
-    """What the page shows of one section."""
+    """What the page shows of one section, in the writer's language."""
     title, sentence = first_words(path)
+    machine, language = writer.facts.own, writer.language
     own = tables[machine][tables[machine]["section"] == name]
     others = {name: table.set_index("id")["measured"].to_dict() for name, table in tables.items() if name != machine}
-    rows = [_row(row, others) for row in own.to_dict("records")]
+    rows = [_row(row, others, language) for row in own.to_dict("records")]
     said = [row for row in rows if row["state"] in ("measured", "computed")]
     order = sorted(said, key=lambda row: (not (row["computed"] and row["measured"]), not row["measured"]))
     headline = order[:HEADLINE]  # sorted is stable: within each kind the notebook's order
@@ -173,21 +195,23 @@ def section(
         "notebook": path.name,
         "title": title,
         "sentence": sentence,
-        "figures": [_figure(file) for file in plot.figure_files(machine, name)],
+        "figures": [_figure(file, writer) for file in plot.figure_files(machine, name)],
         "headline": headline,
         "rest": [row for row in rows if row not in headline],
-        "notes": notes(own),
+        "notes": notes(own, language),
         "columns": [other for other in tables if other != machine and _has(tables[other], own)],
         "took": None if took_s is None else f"{took_s:.0f} s",
         "failure": failure,
     }
 
 
-def notes(own: pd.DataFrame) -> list[str]:
+def notes(own: pd.DataFrame, language: str = "en") -> list[str]:
     """What did not match and what was not measured, in words that come from the claims."""
     stated = claims.from_frame(own)
-    sentences = (explain.residuals(stated, tolerance=TOLERANCE), explain.not_measured(stated)) if stated else ()
-    return [sentence for sentence in sentences if sentence]
+    if not stated:
+        return []
+    off = explain.residuals(stated, tolerance=TOLERANCE, language=language)
+    return [sentence for sentence in (off, explain.not_measured(stated, language=language)) if sentence]
 
 
 def first_words(path: Path) -> tuple[str, str]:
@@ -200,24 +224,36 @@ def first_words(path: Path) -> tuple[str, str]:
     return title, re.sub(r"[*`]", "", body)
 
 
-def _row(row: dict[str, Any], others: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _row(row: dict[str, Any], others: Mapping[str, Mapping[str, Any]], language: str) -> dict[str, Any]:
+    unit, texts = row["unit"], display.cells(row)
+    numbers = {name: phrases.with_unit(texts[name], unit, language) for name in ("computed", "measured")}
     beside = {
-        name: display.number(known[row["id"]], row["unit"]) for name, known in others.items() if row["id"] in known
+        name: phrases.with_unit(display.number(known[row["id"]], unit), unit, language)
+        for name, known in others.items()
+        if row["id"] in known
     }
-    return display.cells(row) | {"beside": beside, "state": row["state"]}
+    reason = phrases.said(texts["reason"], language) if texts["reason"] else ""
+    return texts | numbers | {"beside": beside, "state": row["state"], "reason": reason}
 
 
 def _has(table: pd.DataFrame, own: pd.DataFrame) -> bool:
     return bool(set(table["id"]) & set(own["id"]))
 
 
-def _figure(file: Path) -> dict[str, Any]:
+def _figure(file: Path, writer: prose.Writer) -> dict[str, Any]:
     info = json.loads(file.read_text())
     picture = file.with_suffix(".svg").read_bytes()
     width, height = (round(PX_PER_PT * float(pt)) for pt in _size_pt(picture))
     text = base64.b64encode(picture).decode()
-    told = {"name": file.stem, "alt": info["alt"], "runs": info["runs"]}
+    told = {"name": file.stem, "alt": _caption(info["alt"], file.stem, writer), "runs": info["runs"]}
     return told | {"svg": text, "file": file.with_suffix(".svg"), "width": width, "height": height}
+
+
+def _caption(english: str, name: str, writer: prose.Writer) -> str:
+    """A figure's words in the writer's language; ProseError where a number in them is no condition of a claim."""
+    for text, language in ((english, "en"), (phrases.known(english, writer.language) or "", writer.language)):
+        prose_check.refuse(text, f"the words of figure {name}", writer, language, writer.facts.settings)
+    return phrases.said(english, writer.language)
 
 
 def _size_pt(svg: bytes) -> tuple[str, str]:

@@ -35,7 +35,7 @@ def test_slips_are_told_only_where_the_committed_machines_are_here(tmp_path):
     assert every.known("fleet", "anything")  # nobody has measured that section
     only_published = facts.facts("h200", {"article": one} | {name: one.iloc[:0] for name in ("h200", "cpu-tiny")})
     assert only_published.known("load", "y")
-    assert {"5-10", "5", "10"} <= every.settings()
+    assert {"5-10", "5", "10"} <= every.settings
 
 
 def manifest(began_s, duration_s, *, gpus=1, started_s=None, ready_s=None):

@@ -1,6 +1,7 @@
 """The write-up's texts: complete in both languages, filled from claims alone."""
 
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -64,13 +65,14 @@ def test_both_languages_have_the_same_texts_and_words():
     assert pages.names(EN) == pages.names(ZH)
     english, chinese = pages.words(EN), pages.words(ZH)
     assert english.keys() == chinese.keys() and english["states"].keys() == chinese["states"].keys()
+    assert english["read"].keys() == chinese["read"].keys()
     holes = {key: re.findall(r"\{\w+\}", text) for key, text in english.items() if isinstance(text, str)}
     assert all(Counter(re.findall(r"\{\w+\}", chinese[key])) == Counter(found) for key, found in holes.items())
 
 
 def test_chinese_is_chinese():
     for name in pages.names(ZH):
-        plain = prose._blank(prose._blank(pages.source(name, ZH), prose.PLACE), prose.CODE)
+        plain = prose.blank(prose.blank(pages.source(name, ZH), prose.PLACE), prose.CODE)
         letters = re.findall(r"[一-鿿]", plain)
         assert len(letters) > len(re.findall(r"[A-Za-z]{3,}", plain)), name
         assert not re.search(r"[一-鿿][,;?!]", plain), name  # Chinese marks between Chinese characters
@@ -90,10 +92,22 @@ def test_the_eight_findings_have_words_and_a_picture():
     assert set(findings.listed()) == set(plot_small.DRAWN) == set(findings.texts(EN)) == set(findings.texts(ZH))
 
 
-def test_every_source_is_used_and_every_address_is_whole():
+def test_every_source_is_used_and_says_what_was_read_of_it():
     text = "".join(pages.source(name, EN) for name in pages.names(EN))
+    cited = {(key, number) for number, key in re.findall(r"\{cited ([^|}]+?) \| ([\w-]+)\}", text)}
+    assert cited == {(key, number) for key, source in pages.sources().items() for number in source["numbers"]}
+    for language in pages.LANGUAGES:
+        assert {source["read"] for source in pages.sources().values()} == set(pages.words(language)["read"])
     assert set(re.findall(r"\{ref ([\w-]+)\}", text)) == set(pages.sources())
     assert all(source["url"].startswith("https://") for source in pages.sources().values())
+
+
+def test_texts_and_styles_travel_with_a_wheel():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["kvlab"]
+    packed = {path for pattern in patterns for path in (ROOT / "kvlab").glob(pattern)}
+    kinds = {".toml", ".md", ".html", ".css", ".txt", ".mplstyle"}
+    files = {path for path in (ROOT / "kvlab").rglob("*") if path.suffix in kinds}
+    assert files and files <= packed
 
 
 # -- how texts are filled -------------------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""The language of what claims and figures say: complete, and never half in one and half in the other."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kvlab import claims, explain, phrases, plot_small, report, store
+
+ROOT = Path(__file__).parent.parent
+MACHINES = sorted(path.parent.name for path in (ROOT / "data").glob("*/claims.csv"))
+
+
+def test_both_languages_have_the_same_sentences_and_holes():
+    english, chinese = phrases.sentences("en"), phrases.sentences("zh")
+    assert english.keys() == chinese.keys()
+    holes = {key: sorted(phrases.HOLE.findall(text)) for key, text in english.items()}
+    assert holes == {key: sorted(phrases.HOLE.findall(text)) for key, text in chinese.items()}
+    for entry in phrases.templates("zh"):
+        assert sorted(phrases.HOLE.findall(entry["en"])) == sorted(phrases.HOLE.findall(entry["zh"])), entry["en"]
+
+
+def test_every_stored_reason_and_every_figure_has_a_chinese_form():
+    texts = {json.loads(path.read_text())["alt"] for path in (ROOT / "figures").glob("*/*.json")}
+    for machine in MACHINES:
+        table = claims.read(ROOT / "data" / machine)
+        texts |= set(table.loc[table["state"] != "failed", "reason"].dropna())  # how a program died is quoted
+    assert texts and not [text for text in texts if phrases.known(text, "zh") is None]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("n too small (4, needs 72)", "样本太少（4 个，需要 72 个）"),
+        ("n too small (4, needs 72); one run", "样本太少（4 个，需要 72 个）；只有一次运行"),
+        ("2026-01-02 to 2026-01-05", "2026-01-02 至 2026-01-05"),
+        ("unable to start", "原文是“unable to start”"),
+        ("one run; it died", "原文是“one run; it died”"),
+    ],
+)
+def test_what_is_stored_in_english_is_said_in_chinese_or_quoted_whole(text, said):
+    assert phrases.said(text, "zh") == said and phrases.said(text, "en") == text
+
+
+def test_a_unit_is_said_in_the_language():
+    assert phrases.with_unit("22,048 tokens", "tokens", "zh") == "22,048 个 token"
+    assert phrases.with_unit("22,048 tokens", "tokens", "en") == "22,048 tokens"
+    assert phrases.with_unit("71 ms", "s", "zh") == "71 ms" and phrases.with_unit("", "tokens", "zh") == ""
+
+
+def test_claims_write_their_sentences_in_each_language():
+    stated = [
+        claims.claim("load", "ttft_s", {"c": 1}, computed=1.0, measured=1.5, unit="s"),
+        claims.claim("load", "hits", {"c": 1}, computed=0, measured=1, unit="count"),
+        claims.claim("load", "p95_s", {"c": 1}, unit="s", reason="n too small (4, needs 72)"),
+    ]
+    off = explain.residuals(stated, tolerance=0.1, language="zh")
+    held, listed = "2 个预测中有 0 个成立（其余在 10% 以内）。", "hits（c=1）：实测 1，计算 0；ttft_s（c=1）：+50%。"
+    assert off == f"{held}不成立的：{listed}"
+    missing = explain.not_measured(stated, language="zh")
+    assert missing == "1 条数据未实测：p95_s：样本太少（4 个，需要 72 个）。"
+
+
+ENGLISH = re.compile(r"(?:\b[A-Za-z][a-z']+\b[ ,]+){3,}[A-Za-z][a-z']+")
+OWN = r"<(style|script|code|pre|svg)\b.*?</\1>|<a href=\"https?://.*?</a>|<([a-z]+)[^>]* lang=\"en\".*?</\2>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [name for name in MACHINES if name != "article"])
+def test_no_english_sentence_stands_on_the_chinese_page(machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("KVLAB_DATA", str(ROOT / "data"))
+    monkeypatch.setattr(plot_small, "draw", lambda *_: "")
+    out = report.build(machine, tmp_path / "report.html", timings={}, failures={}, language="zh")
+    text = re.sub(OWN, " ", out.read_text(), flags=re.S)
+    alts = " ".join(re.findall(r'alt="([^"]*)"', text))
+    plain = re.sub(r"<[^>]*>", " ", re.sub(r"</t[dh]>", " ; ", text)) + alts
+    plain = re.sub(r"原文是“[^”]*”|原话是 [^；;。]*", " ", plain)
+    assert not [found[0] for found in ENGLISH.finditer(plain)]
+    assert store.machine_dir(machine).is_dir()
