@@ -16,6 +16,7 @@ from kvlab.startup_log import plain
 
 ENOUGH = 10  # requests, before a mode is judged
 SHARE = 0.9  # of the requests, that must have been placed as the mode says
+HEARD = 0.5  # of the cached tokens that engines found, that a router with their events expected; it knows nearly all
 HASH_KEY = re.compile(r"Extracted hash key: ([\w-]+:[\w-]+|\S+)")
 COMPLETIONS = "/v1/completions"
 
@@ -135,10 +136,9 @@ def dynamo_fallbacks(counts: dict[str, int], hit_tokens: float) -> list[str]:
     problems = []
     if looked < SHARE * asked:
         problems.append(f"only {looked} of {asked} requests had their blocks looked up")
-    elif hit_tokens and not counts["expected_tokens"]:
-        problems.append(
-            f"the engines found {hit_tokens:.0f} cached tokens, and the router expected none: it hears no events"
-        )
+    elif (expected := counts["expected_tokens"]) < HEARD * hit_tokens:
+        told = f"expected {expected}: it misses events" if expected else "expected none: it hears no events"
+        problems.append(f"the engines found {hit_tokens:.0f} cached tokens, and the router {told}")
     if counts["mismatched"]:
         problems.append(f"{counts['mismatched']} workers publish events that the router cannot match")
     return problems

@@ -302,5 +302,6 @@ def test_dynamo_that_hears_no_events_is_reported():  # pitfall 34
     assert heard["expected_tokens"] == 8000 and not router_checks.dynamo_fallbacks(heard, 9000.0)
     assert "hears no events" in router_checks.dynamo_fallbacks(deaf, 9000.0)[0]
     assert not router_checks.dynamo_fallbacks(deaf, 0.0)  # nothing to hit
+    assert "expected 8000: it misses events" in router_checks.dynamo_fallbacks(heard, 20_000.0)[0]
     random = router_checks.dynamo_counts('dynamo_frontend_input_sequence_tokens_count{model="m"} 40\n')
     assert "only 0 of 40 requests had their blocks looked up" in router_checks.dynamo_fallbacks(random, 9000.0)[0]
