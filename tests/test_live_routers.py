@@ -75,7 +75,6 @@ def test_a_cache_aware_router_finds_every_prefix_again(kind, fleet, tmp_path):
 
 
 @needs("dynamo")
-@pytest.mark.xfail(reason="Dynamo 1.6.1 hears no KV events of these CPU workers: its check says so", strict=False)
 def test_dynamo_routes_to_real_engines(tmp_path):
     there = DynamoDeployment(SERVER, 2, tmp_path)
     cell = Cell(name="route", server=SERVER, load=LOAD, workers=2, service="router:dynamo-kv")
