@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +14,7 @@ import typer
 
 from kvlab import __version__, k8s_cli, router_cli
 from kvlab.errors import ConfigError, KvlabError
-from kvlab.explained import errors_explained
+from kvlab.explained import errors_explained, finite
 from kvlab.invocation import as_typed
 
 app = typer.Typer(
@@ -62,7 +65,10 @@ def predict(
     kv_bytes: Annotated[str, typer.Option(help="size of the KV pool: 2.5e9, 2.5GB or 2.5GiB")] = "2GiB",
     block_size: Annotated[int, typer.Option(min=1, help="tokens in a block")] = 16,
     kv_dtype_bytes: Annotated[
-        float | None, typer.Option(min=0.5, help="bytes of a KV element; fp8: 1; empty: the model's own")
+        float | None,
+        typer.Option(
+            min=0.5, max=16, callback=finite, help="bytes of a KV element; empty: as vLLM's --dtype auto chooses"
+        ),
     ] = None,
     input_tokens: Annotated[int, typer.Option(min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(min=1)] = 128,
@@ -172,7 +178,7 @@ def compare(
         if form not in ("table", "csv", "json"):
             raise ConfigError(f"There is no format {form!r}.", next_step="use table, csv or json")
         said = {
-            "table": lambda: comparison.text(*sides, compared, everything=everything) + "\n",
+            "table": lambda: comparison.text(*sides, compared, everything=everything, width=_width(out)) + "\n",
             "csv": lambda: compared.to_csv(index=False, lineterminator="\n"),
             "json": lambda: comparison.as_json(*sides, compared) + "\n",
         }[form]()
@@ -180,7 +186,7 @@ def compare(
             typer.echo(said, nl=False)
         else:
             store.write_text(out, said)
-            typer.echo(comparison.summary(*sides, compared))
+            typer.echo(f"{comparison.summary(*sides, compared)}\nWritten to {out}")
     except KvlabError as error:  # 1 would read as "something moved"
         typer.secho(str(error), err=True, fg="red")
         raise typer.Exit(2) from None
@@ -193,6 +199,13 @@ def import_(
     machine: Annotated[str, typer.Option(help="data folder that gets the runs; name the machine that was measured")],
     section: Annotated[str, typer.Option(help="the section they belong to")] = "load",
 ) -> None:
+def _width(out: Path | None) -> int | None:
+    """Columns of the terminal; null for a file or a pipe, which take any width."""
+    if out is not None or not (sys.stdout.isatty() or "COLUMNS" in os.environ):
+        return None
+    return shutil.get_terminal_size().columns
+
+
     """Store the measurements of another tool as runs, with claims; what its file does not hold is null."""
     from kvlab import interchange
 
@@ -239,16 +252,28 @@ def ps() -> None:
 
 @app.command()
 def stop(
-    ids: Annotated[list[str] | None, typer.Argument(help="ids from kvlab ps; none: all of them")] = None,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="ids from kvlab ps; none: those of this project folder")
+    ] = None,
+    everywhere: Annotated[bool, typer.Option("--all", help="those started from other folders too")] = False,
 ) -> None:
-    """End servers that kvlab started, with everything below them."""
+    """End servers that kvlab started from this project folder, or those named, with everything below them."""
     from kvlab import processes
 
     with errors_explained():
-        ended = processes.stop_servers(ids or None)
-        for server in ended:
-            typer.echo(f"stopped {processes.describe(server)}")
-        if not ended:
+        wanted, others = processes.choose(ids or [], everywhere)
+        for server in wanted:
+            typer.echo(f"ends     {processes.describe(server)}")
+        for server in wanted:
+            processes.end_tree(server.id)
+            typer.echo(f"stopped  {server.id}")
+        for server in others:
+            typer.echo(f"stays    {processes.describe(server)}")
+        if others:
+            typer.echo(
+                as_typed("Next: kvlab stop ID ends one that was started elsewhere, kvlab stop --all all of them")
+            )
+        elif not wanted:
             typer.echo("No server started by kvlab is running.")
 
 

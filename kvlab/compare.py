@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,12 +71,17 @@ def open_side(what: str | Path) -> Side:
 
 def _of_claims(name: str, stated: pd.DataFrame) -> Side:
     measured = {c.id: c for c in claims.from_frame(stated) if c.measured is not None}
+    return Side(name, measured, _floors(stated))
+
+
+def _floors(stated: pd.DataFrame) -> dict[str, float]:
     floors = {quantity: noise.floor_among(stated, quantity) for quantity in FLOORS}
-    return Side(name, measured, {quantity: floor for quantity, floor in floors.items() if floor is not None})
+    return {quantity: floor for quantity, floor in floors.items() if floor is not None}
 
 
 def _of_run(run: store.Run) -> Side:
-    manifest = run.manifest
+    """A run by the folder in which it lies: a copied one belongs to the machine whose folder holds it now."""
+    manifest, place = run.manifest, run.path.resolve()
     summary = manifest.get("summary") or {}
     stated = {}
     for name, value in summary.items():
@@ -83,10 +89,8 @@ def _of_run(run: store.Run) -> Side:
             ci = (summary.get(f"{name}_low"), summary.get(f"{name}_high"))
             made = claims.claim(manifest["section"], name, unit=_unit(name), measured=value, ci=ci, runs=[run.id])
             stated[made.id] = made
-    machine = manifest.get("machine") or run.path.parent.parent.name
-    floors = {quantity: noise.floor_of(machine, quantity) for quantity in FLOORS}
-    known = {quantity: floor for quantity, floor in floors.items() if floor is not None}
-    return Side(f"{machine}/{manifest['section']}/{run.id}", stated, known, manifest.get("cell"))
+    known = _floors(claims.read(place.parent.parent))
+    return Side("/".join(place.parts[-3:]), stated, known, manifest.get("cell"))
 
 
 def _unit(name: str) -> str:
@@ -98,10 +102,14 @@ def table(a: Side, b: Side, section: str = "") -> pd.DataFrame:
     shared = [c for c in a.claims.values() if c.id in b.claims and section in ("", c.section)]
     if not shared:
         of = f" of the section {section}" if section else ""
+        alike = (a.cell is None) == (b.cell is None)
+        told = "they measured other sections, lengths or concurrencies: claims are joined by their whole id"
+        mixed = "a machine's claims state their conditions, such as c=8; the numbers of one run have none"
+        two = "two machines or two runs: kvlab compare MACHINE/SECTION/RUN MACHINE/SECTION/RUN"
         raise ConfigError(
             f"{a.name} and {b.name} share no measured number{of}.",
-            cause="they measured other sections, lengths or concurrencies: claims are joined by their whole id",
-            next_step="measure both with the same profile, or compare two runs: kvlab compare MACHINE/SECTION/RUN ...",
+            cause=told if alike else mixed,
+            next_step=f"measure both with the same profile, or compare {two}" if alike else f"compare {two}",
         )
     rows = [_row(c, b.claims[c.id], _floor(a, b, c.quantity)) for c in shared]
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -192,7 +200,7 @@ def summary(a: Side, b: Side, compared: pd.DataFrame) -> str:
     """One sentence: of how many shared numbers how many moved."""
     n = counts(compared)
     return (
-        f"{b.name} against {a.name}: {len(compared)} numbers measured on both sides; "
+        f"a is {a.name}, b is {b.name}: {len(compared)} numbers measured on both sides; "
         f"{n[MOVED]} moved beyond the noise, {n[WITHIN]} did not, {n[UNTOLD]} cannot be told."
     )
 
@@ -235,12 +243,37 @@ def as_json(a: Side, b: Side, compared: pd.DataFrame) -> str:
     return json.dumps(said, indent=1, ensure_ascii=False)
 
 
-def text(a: Side, b: Side, compared: pd.DataFrame, *, everything: bool = False) -> str:
-    """What the command prints: the sentence, what was asked differently, and what moved (or all rows)."""
+def text(a: Side, b: Side, compared: pd.DataFrame, *, everything: bool = False, width: int | None = None) -> str:
+    """What the command prints: the sentence, what was asked differently, and what moved (or all rows).
+
+    `width`: columns of the terminal, into which everything fits; null: as wide as it gets.
+    """
     lines = [summary(a, b, compared), *(f"  asked differently: {line}" for line in differing_fields(a, b))]
     shown = compared if everything else compared[compared["verdict"] == MOVED]
     if len(shown):
-        lines += ["", show(shown).to_string(index=False)]
-    if not everything and len(shown) < len(compared):
-        lines += ["", "--all shows the rest too, and why it is judged so."]
-    return "\n".join(lines)
+        lines += ["", *_fitted(show(shown), width)]
+    if hidden := len(compared) - len(shown):
+        lines += ["", f"{hidden} numbers that did not move or cannot be told are left out; --all adds them."]
+    return "\n".join(piece for line in lines for piece in _wrapped(line, width))
+
+
+def _fitted(table: pd.DataFrame, width: int | None) -> list[str]:
+    """The table as wide as it may be: whole, without the reasons, or two lines a number."""
+    whole, lean = (part.to_string(index=False).splitlines() for part in (table, table.drop(columns="why")))
+    if width is None or max(map(len, whole)) <= width:
+        return whole
+    if max(map(len, lean)) > width:
+        lean = [line for row in table.to_dict("records") for line in (row["claim"], f"    {_short(row)}")]
+    return [*lean, "", "Why each is judged so takes a wider terminal; --out FILE writes it too."]
+
+
+def _short(row: dict[str, str]) -> str:
+    beyond = ", ".join(part for part in (row["change"], row["noise"] and f"noise {row['noise']}") if part)
+    return f"{row['verdict']}: {row['a']} -> {row['b']}{f' ({beyond})' if beyond else ''}"
+
+
+def _wrapped(line: str, width: int | None) -> list[str]:
+    if width is None or len(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False)

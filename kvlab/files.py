@@ -6,6 +6,7 @@ import errno
 import fcntl
 import getpass
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,21 @@ from pathlib import Path
 from kvlab.errors import StoreError
 
 LOCK = ".lock"
+
+
+def project_folder() -> Path:
+    """The project around the current folder, else the current folder."""
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if _is_project(folder)), here)
+
+
+def _is_project(folder: Path) -> bool:
+    if (folder / "notebooks").is_dir() and (folder / "data").is_dir():
+        return True
+    try:
+        return re.search(r'^name = "kvlab"', (folder / "pyproject.toml").read_text(), re.M) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvlab.explained import errors_explained
+from kvlab.explained import errors_explained, finite
 
 app = typer.Typer(no_args_is_help=True, help="Kubernetes: manifests, and what is behind a Service.")
 
@@ -20,8 +20,8 @@ def render(
     profile: Annotated[str, typer.Option(help="a built-in profile, or the path of a TOML file")] = "gpu-8gb",
     namespace: str = "kvlab",
     name: Annotated[str, typer.Option(help="start of every object's name")] = "kvlab",
-    replicas: int = 6,
-    gpus: Annotated[int | None, typer.Option(help="of each worker; empty: as many as it has ranks")] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="workers")] = 6,
+    gpus: Annotated[int | None, typer.Option(min=0, help="of each worker; empty: as many as it has ranks")] = None,
     cpu: Annotated[str, typer.Option(help="requested by each worker")] = "4",
     memory: Annotated[str, typer.Option(help="requested by each worker, and its limit")] = "16Gi",
     storage_class: Annotated[str | None, typer.Option(help="of the cache volume; empty: the cluster's default")] = None,
@@ -82,8 +82,10 @@ def fetch(
 def hold(
     machine: Annotated[str, typer.Argument(help="the data folder that is offered")],
     command: Annotated[list[str], typer.Argument(help="-- and a command of kvlab")],
-    port: int = 8080,
-    hold_s: Annotated[float, typer.Option(help="seconds for which the results are offered")] = 3600.0,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="where the results are offered")] = 8080,
+    hold_s: Annotated[
+        float, typer.Option(min=0, callback=finite, help="seconds for which the results are offered")
+    ] = 3600.0,
 ) -> None:
     """Inside a Job: run a command of kvlab, then offer what it measured until it is fetched."""
     from kvlab import k8s_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvlab import geometry, measure, predict, provenance, ready, run, store
+from kvlab import geometry, measure, predict, profile, provenance, ready, run, store
 from kvlab.errors import ConfigError, KvlabError
 
 
@@ -83,14 +83,14 @@ def prediction(
     tensor_parallel: int,
 ) -> str:
     """The capacity calculator as a table; without a model the table of published geometries. Raises ConfigError."""
-    if not model:
-        return known_models()
     if not 0 < kv_bytes < 1e18:
         raise ConfigError(f"A KV pool of {kv_bytes:g} bytes is none.", next_step="give its bytes, such as 2.5e9")
     if kv_dtype_bytes is not None and not 0 < kv_dtype_bytes <= 16:
         raise ConfigError(
             f"{kv_dtype_bytes:g} bytes are no KV element.", next_step="give 2 (bf16), 1 (fp8) or 4 (float32)"
         )
+    if not model:
+        return known_models()
     shape = geometry.load(model)
     per_token = predict.kv_bytes_per_token(shape, kv_dtype_bytes, tensor_parallel)
     blocks = predict.num_blocks(int(kv_bytes), per_token, block_size)
@@ -104,13 +104,37 @@ def prediction(
     rank = f" and rank, tensor parallel {tensor_parallel}" if tensor_parallel > 1 else ""
     rows = [
         ("model", shape.name),
+        ("bytes of a KV element", _element(shape.dtype_bytes if kv_dtype_bytes is None else kv_dtype_bytes)),
         (f"KV bytes per token{rank}", f"{per_token:,.0f}"),
         ("pool", f"{int(kv_bytes):,} bytes ({kv_bytes / 2**30:.2f} GiB)"),
         ("blocks, one of them reserved", f"{blocks:,} of {block_size} tokens"),
         ("capacity", f"{predict.capacity_tokens(blocks, block_size):,} tokens"),
         (f"requests of {input_tokens} + {output_tokens} that fit", f"{low:.1f} to {high:.1f}"),
     ]
-    return "\n".join(f"{name:<44} {value}" for name, value in rows)
+    lines = [f"{name:<44} {value}" for name, value in rows]
+    return "\n".join(lines if kv_dtype_bytes is not None else [*lines, "", *_assumed(shape, model)])
+
+
+ELEMENTS = {1: "fp8", 2: "bf16 or fp16", 4: "float32"}  # bytes -> what a KV element of that size is
+
+
+def _element(size: float) -> str:
+    return f"{size:g} ({ELEMENTS[size]})" if size in ELEMENTS else f"{size:g}"
+
+
+def _assumed(shape: geometry.Geometry, model: str) -> list[str]:
+    """Which size was assumed where none was given, how to choose another one, and which profile has another one."""
+    others = ", ".join(f"{size} ({name})" for size, name in ELEMENTS.items() if size != shape.dtype_bytes)
+    lines = [
+        f"Assumed: {_element(shape.dtype_bytes)}, as vLLM keeps this model by itself (--dtype auto).",
+        f"Another one: --kv-dtype-bytes with {others}.",
+    ]
+    for name in profile.built_in():
+        known = profile.load_profile(name)
+        size = predict.kv_dtype_bytes(shape, known.server.kv_cache_dtype, known.server.dtype)
+        if known.geometry == model and size != shape.dtype_bytes:
+            lines.append(f"The profile {name} serves {model} with {_element(size)}: --kv-dtype-bytes {size}.")
+    return lines
 
 
 def known_models() -> str:
@@ -127,4 +151,6 @@ def known_models() -> str:
             lines.append(f"{start} {row['kv_heads']:>8} {row['head_dim']:>8} {sizes}")
         else:
             lines.append(f"{start}   the formula does not apply: {row['why_not']}")
-    return "\n".join(lines)
+    sizes = sorted({_element(shape.dtype_bytes) for shape in geometry.published() if shape.applies})
+    lines += [f"Bytes of a KV element: {', '.join(sizes)}, as vLLM keeps these models by itself (--dtype auto)."]
+    return "\n".join([*lines, "Another one: kvlab predict MODEL --kv-dtype-bytes 1 (fp8) or 4 (float32)."])

@@ -13,9 +13,11 @@ from datetime import UTC, datetime
 import psutil
 
 from kvlab.errors import ServerError
+from kvlab.files import project_folder
 from kvlab.leash import GRACE_S, LINGER_S, MARKER, remove_shared_files, shared_files
 
 PORT = "KVLAB_SERVER_PORT"
+PROJECT = "KVLAB_PROJECT"  # the project folder from which it was started
 OWNER = "KVLAB_SERVER_OWNER"  # "process id:creation time" of the program that started it
 LEASH_S = GRACE_S + LINGER_S + 7.0  # the leash needs at most this long to end its server
 GONE = (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied)
@@ -23,7 +25,10 @@ GONE = (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied)
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """One server. `pid` is its main process; `memory_bytes` the whole tree's; `orphan`: its owner is gone."""
+    """One server. `pid` is its main process; `memory_bytes` the whole tree's; `orphan`: its owner is gone.
+
+    `project`: the folder from which it was started; null where an older kvlab started it.
+    """
 
     id: str
     pid: int
@@ -32,11 +37,17 @@ class ServerProcess:
     orphan: bool
     memory_bytes: int
     cmd: str
+    project: str | None = None
 
 
 def marks(server_id: str, port: int) -> dict[str, str]:
     """Environment variables by which the processes of a server are found again."""
-    return {MARKER: server_id, PORT: str(port), OWNER: _identity(psutil.Process())}
+    return {MARKER: server_id, PORT: str(port), OWNER: _identity(psutil.Process()), PROJECT: project()}
+
+
+def project() -> str:
+    """The project folder for which this process works: that of the command that started it, else the one around it."""
+    return os.environ.get(PROJECT) or str(project_folder().resolve())
 
 
 def _identity(process: psutil.Process) -> str:
@@ -95,6 +106,7 @@ def _describe(server_id: str, found: list[tuple[psutil.Process, dict[str, str]]]
         orphan=not _alive(env.get(OWNER, "")),
         memory_bytes=sum(_memory_bytes(process) for process in tree),
         cmd=" ".join(main.cmdline()),
+        project=env.get(PROJECT),
     )
 
 
@@ -123,23 +135,36 @@ def describe(server: ServerProcess) -> str:
     gib = server.memory_bytes / 2**30
     since = server.started.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     note = "  ORPHAN: the program that started it is gone" if server.orphan else ""
-    return f"{server.id}  pid {server.pid}  port {server.port}  since {since}  {gib:.1f} GiB{note}"
+    where = server.project or "a folder that is not known"
+    return f"{server.id}  pid {server.pid}  port {server.port}  since {since}  {gib:.1f} GiB  from {where}{note}"
 
 
-def stop_servers(ids: Iterable[str] | None = None) -> list[ServerProcess]:
-    """End these servers (None: all) and verify it; returns what was ended. ServerError for an unknown id."""
+def choose(ids: Iterable[str], everywhere: bool = False) -> tuple[list[ServerProcess], list[ServerProcess]]:
+    """(the servers that are meant, those that are not and were started elsewhere); ServerError for an unknown id.
+
+    Without ids those of this project folder are meant; `everywhere`: all of this user's.
+    """
     there = {server.id: server for server in list_servers()}
-    wanted = list(there) if ids is None else list(ids)
-    if unknown := [server_id for server_id in wanted if server_id not in there]:
+    ids = list(dict.fromkeys(ids))
+    if unknown := [server_id for server_id in ids if server_id not in there]:
         known = ", ".join(there) or "none"
         raise ServerError(
             f"No server of kvlab is called {', '.join(unknown)}",
             f"it has ended already, or belongs to another user; running: {known}",
             "kvlab ps lists them",
         )
-    for server_id in wanted:
-        end_tree(server_id)
-    return [there[server_id] for server_id in wanted]
+    if ids:
+        return [there[server_id] for server_id in ids], []
+    meant = [server for server in there.values() if everywhere or server.project == project()]
+    return meant, [server for server in there.values() if server not in meant]
+
+
+def stop_servers(ids: Iterable[str]) -> list[ServerProcess]:
+    """End these servers and verify it; returns what was ended. ServerError for an unknown id."""
+    wanted, _ = choose(ids)
+    for server in wanted:
+        end_tree(server.id)
+    return wanted
 
 
 def end_tree(server_id: str) -> None:

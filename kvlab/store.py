@@ -23,7 +23,7 @@ import pandas as pd
 
 from kvlab import provenance, tables
 from kvlab.errors import SchemaError, StoreError
-from kvlab.files import LOCK, disk_errors, locked, sync_folder, write_synced
+from kvlab.files import LOCK, disk_errors, locked, project_folder, sync_folder, write_synced
 from kvlab.files import write_text as write_text  # offered here too: callers write beside the runs
 from kvlab.manifest import FIELDS, complete
 from kvlab.privacy import scrub
@@ -42,17 +42,7 @@ def root() -> Path:
     """The data folder: $KVLAB_DATA, or `data` of the project around the current folder, or ./data."""
     if os.environ.get("KVLAB_DATA"):
         return Path(os.environ["KVLAB_DATA"]).expanduser().absolute()
-    here = Path.cwd()
-    return next((folder / "data" for folder in (here, *here.parents) if _is_project(folder)), here / "data")
-
-
-def _is_project(folder: Path) -> bool:
-    if (folder / "notebooks").is_dir() and (folder / "data").is_dir():
-        return True
-    try:
-        return re.search(r'^name = "kvlab"', (folder / "pyproject.toml").read_text(), re.M) is not None
-    except (OSError, UnicodeDecodeError):
-        return False
+    return project_folder() / "data"
 
 
 def machine_dir(machine: str) -> Path:

@@ -2,12 +2,14 @@ import json
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
+from typing import get_args, get_type_hints
 
 import pytest
 from notebooks_for_tests import COMMON, notebook, printed
 from typer.testing import CliRunner
 
-from kvlab import __version__, profile
+from kvlab import __version__, k8s_cli, processes, profile, router_cli
 from kvlab.cli import app
 
 PARAMETERS = COMMON + "\nCLIENTS: list = []  # a list"
@@ -118,6 +120,46 @@ def test_a_size_may_carry_its_unit(size, shown):
 def test_what_is_no_size_is_refused(size):
     code, _, error = call("predict", "Qwen3-1.7B", f"--kv-bytes={size}")
     assert code == 2 and "is no size" in error and "2.5GiB" in error
+
+
+def test_the_assumed_element_is_named_and_how_to_choose_another():
+    told = call("predict", "tiny")[1]
+    assert "bytes of a KV element                        2 (bf16 or fp16)" in told and "--kv-dtype-bytes" in told
+    assert "The profile cpu-tiny serves tiny with 4 (float32): --kv-dtype-bytes 4." in told
+    chosen = call("predict", "tiny", "--kv-dtype-bytes", 4)[1]
+    assert "4 (float32)" in chosen and "Assumed" not in chosen
+    assert "The profile" not in call("predict", "Qwen3-1.7B")[1]
+    assert "Bytes of a KV element: 2 (bf16 or fp16)" in call("predict")[1]
+
+
+def numeric_options():
+    """(words of a command, option) of every option that is a number."""
+    found = []
+    for words, group in (([], app), (["k8s"], k8s_cli.app), (["router"], router_cli.app)):
+        for command in group.registered_commands:
+            for name, kind in get_type_hints(command.callback).items():
+                if {int, float} & {kind, *get_args(kind)}:
+                    called = command.name or command.callback.__name__
+                    found.append(([*words, called], f"--{name.replace('_', '-')}"))
+    return found
+
+
+ARGUMENTS = {"hold": ["mine", "check"], "render": ["--image", "vllm/vllm-openai:v0"]}
+
+
+@pytest.mark.parametrize(("words", "option"), numeric_options(), ids=lambda part: "-".join(part) or "kvlab")
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e400", "many"])
+def test_no_option_takes_what_is_no_number_for_it(monkeypatch, words, option, value):
+    monkeypatch.setattr("kvlab.k8s_job.hold", lambda *_, **__: pytest.fail("it began"))
+    code, told, error = call(*words, *ARGUMENTS.get(words[-1], []), f"{option}={value}")
+    assert code == 2 and told == "" and option in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("size", ["nan", "inf", "-1", "-2GiB", "1e400"])
+def test_no_size_is_absurd(size):
+    for model in ([], ["tiny"]):
+        code, told, error = call("predict", *model, f"--kv-bytes={size}")
+        assert code == 2 and told == "" and "A KV pool of" in error
 
 
 def test_the_version_is_told():
@@ -310,6 +352,37 @@ def test_nothing_runs_and_nothing_is_stopped(monkeypatch):
     assert call("stop") == (0, "No server started by kvlab is running.\n", "")
     code, _, error = call("stop", "8000-abc")
     assert code == 1 and "8000-abc" in error and "kvlab ps" in error
+
+
+def server(name, folder):
+    return processes.ServerProcess(name, 1, 8000, datetime.now(UTC), False, 2**30, "vllm serve", folder)
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    """Two servers, one of another clone; and the ids of what was ended."""
+    ended, there = [], [server("8000-here", processes.project()), server("8001-there", "/another/clone")]
+    monkeypatch.setattr("kvlab.processes.list_servers", lambda: there)
+    monkeypatch.setattr("kvlab.processes.end_tree", ended.append)
+    return ended
+
+
+def test_stop_ends_the_servers_of_this_folder_and_names_the_others(servers):
+    told = call("stop")[1]
+    assert servers == ["8000-here"] and told.index("ends     8000-here") < told.index("stopped  8000-here")
+    assert "stays    8001-there" in told and "from /another/clone" in told and "kvlab stop --all" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "ended"), [(["--all"], ["8000-here", "8001-there"]), (["8001-there"], ["8001-there"])]
+)
+def test_stop_ends_others_where_it_is_told_to(servers, words, ended):
+    code, told, _ = call("stop", *words)
+    assert code == 0 and servers == ended and "stays" not in told
+
+
+def test_ps_names_the_folder(servers):
+    assert "from /another/clone" in call("ps")[1]
 
 
 def test_the_command_lists_its_commands():

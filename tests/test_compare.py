@@ -1,6 +1,7 @@
 """Two machines or two runs: what moved beyond the noise, and what cannot be told."""
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -114,6 +115,52 @@ def test_two_runs_are_compared_and_say_what_was_asked_differently():
         assert found.loc["load/ttft_p50_s", "verdict"] == "within noise"
         assert compare.differing_fields(a, b) == ["server.max_num_seqs: 16 -> 64"]
         assert "max_num_seqs: 16 -> 64" in compare.text(a, b, compare.table(a, b))
+
+
+def test_a_copied_run_belongs_to_the_folder_in_which_it_lies(tmp_path):
+    machine("a", 100, floor=0.1)
+    machine("b", 100, floor=0.4)
+    first, second = run("one", 100, 16), run("two", 130, 64)
+    shutil.copytree(second.path.parent, tmp_path / "data" / "b" / "load")  # its manifest still says a
+    a, b = compare.open_side(first.path), compare.open_side(f"b/load/{second.id}")
+    assert (a.name, b.name) == (f"a/load/{first.id}", f"b/load/{second.id}")
+    assert a.floors["throughput_tok_s"] == 0.1 and b.floors["throughput_tok_s"] == 0.4
+    shutil.move(tmp_path / "data" / "b", tmp_path / "elsewhere")  # not under the data folder at all
+    moved = compare.open_side(tmp_path / "elsewhere" / "load" / second.id)
+    assert moved.name == f"elsewhere/load/{second.id}" and moved.floors["throughput_tok_s"] == 0.4
+
+
+def test_a_machine_and_a_run_share_nothing_and_are_told_so():
+    machine("a", 100)
+    only = run("one", 100, 16)
+    with pytest.raises(ConfigError, match=f"a and a/load/{only.id} share no measured number") as caught:
+        compare.table(compare.open_side("a"), compare.open_side(only.path))
+    assert "conditions" in str(caught.value) and "two runs" in str(caught.value)
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 140, 240])
+def test_what_is_shown_fits_the_terminal(width):
+    machine("a", 100, ci=(99, 101))
+    machine("b", 300, ci=(299, 301), blocks=214)
+    a, b = compare.open_side("a"), compare.open_side("b")
+    said = compare.text(a, b, compare.table(a, b), everything=True, width=width)
+    assert max(map(len, said.splitlines())) <= width
+    assert THROUGHPUT in said and "+200.0%" in said and "moved" in said and "100 tok/s" in said
+    assert ("against the intervals" in said) != ("--out FILE" in said)
+    assert said.splitlines()[0].startswith("a is a, b is b:")
+
+
+def test_a_file_gets_the_full_width_whatever_the_terminal_has(tmp_path):
+    machine("a", 100, ci=(99, 101))
+    machine("b", 300, ci=(299, 301), blocks=214)
+    words = ["compare", "a", "b", "--out", str(tmp_path / "out.txt")]
+    told = CliRunner().invoke(cli.app, words, env={"COLUMNS": "40"})
+    assert f"Written to {tmp_path / 'out.txt'}" in told.stdout
+    said = (tmp_path / "out.txt").read_text()
+    assert "against the intervals" in said and "--out" not in said
+    assert "1 numbers that did not move or cannot be told are left out; --all adds them." in said
+    narrow = CliRunner().invoke(cli.app, ["compare", "a", "b"], env={"COLUMNS": "40"})
+    assert max(map(len, narrow.stdout.splitlines())) <= 40
 
 
 def test_bad_sides_are_explained():

@@ -64,6 +64,31 @@ def test_a_server_without_its_owner_is_an_orphan(marked, owner):  # pitfall 26
     assert listed(server_id).orphan and "ORPHAN" in processes.describe(listed(server_id))
 
 
+def test_a_server_is_marked_with_the_folder_from_which_it_was_started(marked, monkeypatch, tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "data").mkdir()
+    monkeypatch.delenv(processes.PROJECT, raising=False)
+    monkeypatch.chdir(tmp_path / "notebooks")  # where a kernel works
+    _, server_id = marked()
+    assert listed(server_id).project == str(tmp_path) and f"from {tmp_path}" in processes.describe(listed(server_id))
+    monkeypatch.setenv(processes.PROJECT, "/of/the/command")  # which started the kernel
+    assert processes.project() == "/of/the/command"
+
+
+def test_those_of_this_folder_are_meant_where_none_is_named(marked):
+    here, elsewhere = marked()[1], marked(**{processes.PROJECT: "/another/clone"})[1]
+    unknown = marked(**{processes.PROJECT: ""})[1]  # as an older version marked it
+
+    def ids(servers):
+        return {server.id for server in servers} & {here, elsewhere, unknown}
+
+    meant, others = processes.choose([])
+    assert ids(meant) == {here} and ids(others) == {elsewhere, unknown}
+    meant, others = processes.choose([], everywhere=True)
+    assert ids(meant) == {here, elsewhere, unknown} and not others
+    assert [server.id for server in processes.choose([elsewhere])[0]] == [elsewhere]
+
+
 def test_stop_ends_the_named_server_only(marked):
     first, second = marked(), marked()
     assert [server.id for server in processes.stop_servers([first[1]])] == [first[1]]

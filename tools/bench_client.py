@@ -29,6 +29,7 @@ from null import REALTIME, NullServer, pinned
 from peers import TOOLS, Ask, Tool, environ, install
 from watch import Watch, machine_cpu_s
 
+from kvlab.explained import above_zero, whole_above_zero
 from kvlab.files import write_text
 
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -156,10 +157,10 @@ def row(tool: Tool, s: Scenario, repeats: list[dict[str, Any]], began: str) -> d
 def main() -> None:
     """Measures, prints and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=whole_above_zero, default=3)
     parser.add_argument("--tools", default=",".join(tool.name for tool in TOOLS))
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no further turn after this time")
+    parser.add_argument("--minutes", type=above_zero, default=60.0, help="start no further turn after this time")
     parser.add_argument("--realtime", action="store_true", help="go before all other programs of a busy machine (root)")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()

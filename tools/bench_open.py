@@ -5,6 +5,7 @@ Each stream gets an event a second from the null server. Writes data/client/open
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from null import NullServer
 from peers import TOOLS, Ask
 from watch import Watch
 
+from kvlab.explained import whole_above_zero
 from kvlab.files import write_text
 
 TTFT_S, ITL_S, TOKENS = 5.0, 1.0, 20
@@ -27,7 +29,11 @@ TTFT_S, ITL_S, TOKENS = 5.0, 1.0, 20
 
 def main() -> None:
     """Measures, prints and writes; exits with 1 where a stream failed or fewer were open at once."""
-    streams, processes = int((sys.argv + ["10000"])[1]), int((sys.argv + ["", "4"])[2] or 4)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("streams", type=whole_above_zero, nargs="?", default=10_000)
+    parser.add_argument("processes", type=whole_above_zero, nargs="?", default=4)
+    options = parser.parse_args()
+    streams, processes = options.streams, options.processes
     kvlab = TOOLS[0]
     with tempfile.TemporaryDirectory() as folder, NullServer(TTFT_S, ITL_S) as server:
         ask = Ask(server.port, streams, streams, TOKENS, Path(folder))
