@@ -193,12 +193,6 @@ def compare(
     raise typer.Exit(comparison.exit_code(compared))
 
 
-@app.command("import")
-def import_(
-    file: Annotated[Path, typer.Argument(help="a result of vllm bench serve --save-detailed, guidellm or aiperf")],
-    machine: Annotated[str, typer.Option(help="data folder that gets the runs; name the machine that was measured")],
-    section: Annotated[str, typer.Option(help="the section they belong to")] = "load",
-) -> None:
 def _width(out: Path | None) -> int | None:
     """Columns of the terminal; null for a file or a pipe, which take any width."""
     if out is not None or not (sys.stdout.isatty() or "COLUMNS" in os.environ):
@@ -206,6 +200,12 @@ def _width(out: Path | None) -> int | None:
     return shutil.get_terminal_size().columns
 
 
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="a result of vllm bench serve --save-detailed, guidellm or aiperf")],
+    machine: Annotated[str, typer.Option(help="data folder that gets the runs; name the machine that was measured")],
+    section: Annotated[str, typer.Option(help="the section they belong to")] = "load",
+) -> None:
     """Store the measurements of another tool as runs, with claims; what its file does not hold is null."""
     from kvlab import interchange
 

@@ -346,14 +346,6 @@ def test_data_of_a_newer_layout_is_refused(project):
 # -- servers ------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_runs_and_nothing_is_stopped(monkeypatch):
-    monkeypatch.setattr("kvlab.processes.list_servers", list)
-    assert call("ps") == (0, "No server started by kvlab is running.\n", "")
-    assert call("stop") == (0, "No server started by kvlab is running.\n", "")
-    code, _, error = call("stop", "8000-abc")
-    assert code == 1 and "8000-abc" in error and "kvlab ps" in error
-
-
 def server(name, folder):
     return processes.ServerProcess(name, 1, 8000, datetime.now(UTC), False, 2**30, "vllm serve", folder)
 
@@ -383,6 +375,14 @@ def test_stop_ends_others_where_it_is_told_to(servers, words, ended):
 
 def test_ps_names_the_folder(servers):
     assert "from /another/clone" in call("ps")[1]
+
+
+def test_nothing_runs_and_nothing_is_stopped(monkeypatch):
+    monkeypatch.setattr("kvlab.processes.list_servers", list)
+    assert call("ps") == (0, "No server started by kvlab is running.\n", "")
+    assert call("stop") == (0, "No server started by kvlab is running.\n", "")
+    code, _, error = call("stop", "8000-abc")
+    assert code == 1 and "8000-abc" in error and "kvlab ps" in error
 
 
 def test_the_command_lists_its_commands():
