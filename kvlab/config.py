@@ -13,7 +13,7 @@ from kvlab.errors import ConfigError
 
 # A cell that leaves such a field at its default keeps the key that it had before the field existed.
 ADDED_LATER = {
-    "": ("workers", "service", "service_args"),
+    "": ("workers", "service", "service_args", "placement"),
     "server": ("caches", "quantization", "enable_lora"),
     "load": (
         "text",
@@ -140,6 +140,7 @@ class Cell(Strict):
     workers: int = Field(1, gt=0)
     service: str = Field("", pattern=r"^([a-z0-9_]+(:[A-Za-z0-9._-]+)?)?$")  # who picks the worker; empty: no service
     service_args: tuple[str, ...] = ()  # flags of the router or proxy
+    placement: Literal["spread", "packed", "one"] = "spread"  # of the workers on several GPUs: kvlab.fleet
 
     @model_validator(mode="after")
     def _served(self):

@@ -48,9 +48,9 @@ class Deployment:
     earlier one left in a cache or in a router's memory.
     """
 
-    def __init__(self, config: ServerConfig, workers: int, log_dir: Path):
-        self.config, self.workers, self._log_dir = config, workers, Path(log_dir)
-        self.fleet = Fleet(config, workers=workers, log_dir=self._log_dir)
+    def __init__(self, config: ServerConfig, workers: int, log_dir: Path, placement: str = "spread"):
+        self.config, self.workers, self._log_dir, self.placement = config, workers, Path(log_dir), placement
+        self.fleet = Fleet(config, workers=workers, log_dir=self._log_dir, placement=placement)
         self.log_path = self._log_dir / f"fleet-{id(self):x}.log"
         self._front: Any = None
         self._service: Service | None = None
@@ -66,7 +66,8 @@ class Deployment:
 
     def serves(self, cell: Cell) -> bool:
         """Whether these workers are what the cell asks for."""
-        return cell.server == self.config and cell.workers <= self.workers
+        alike = cell.server == self.config and cell.placement == self.placement
+        return alike and cell.workers <= self.workers
 
     def use(self, cell: Cell) -> Deployment:
         """Puts the cell's service in front of its workers. Raises ConfigError or ServerError; nothing was sent then."""

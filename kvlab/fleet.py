@@ -20,7 +20,7 @@ from kvlab.config import ServerConfig
 from kvlab.control import Capacity
 from kvlab.errors import ConfigError, KvlabError, ServerDied, ServerError
 
-PLACEMENTS = ("spread", "packed")
+PLACEMENTS = ("spread", "packed", "one")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def places(configs: Sequence[ServerConfig], cores: Sequence[int], gpus: Sequence
     """One place a worker. ConfigError for an unknown placement, or more GPUs a worker than there are.
 
     spread: each worker on the least loaded GPUs; packed: the first GPUs are filled with as many workers as the others
-    get. A CPU worker has a share of the cores of its own where there is at least one for each; else they share all.
+    get; one: all on the first GPU, or on as many of the first ones as a worker has ranks. A CPU worker has a share of
+    the cores of its own where there is at least one for each; else they share all.
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"The placement {placement!r} is unknown.", next_step=f"use one of: {', '.join(PLACEMENTS)}")
@@ -59,7 +60,7 @@ def _group(config: ServerConfig, i: int, configs: Sequence[ServerConfig], gpus: 
             next_step=f"set tensor_parallel_size to at most {len(gpus)}, or use a machine with more GPUs",
         )
     each = -(-len(configs) // groups)
-    group = i % groups if placement == "spread" else i // each
+    group = {"spread": i % groups, "packed": i // each, "one": 0}[placement]
     return tuple(gpus[group * ranks : (group + 1) * ranks])
 
 

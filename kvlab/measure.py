@@ -52,6 +52,7 @@ from kvlab.servers import Servers
 MODES = ("auto", "measure", "replay")
 PUBLISHED = "article"
 BORROWED = {"cpu": "cpu-tiny", "cuda": "gpu-8gb"}  # whose grid stands in where a profile has none
+NO_RUN = "no run"  # how the reason of a point begins that was not measured here
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Lab:
     _servers: Servers = field(default_factory=Servers)
     _quiet: Any = None  # the lock file while this laboratory measures
     no_grid: str | None = None  # why this machine cannot measure the section
+    _up: Any = None
 
     @property
     def folder(self) -> Path:
@@ -95,7 +97,7 @@ class Lab:
         if values.get("measured") is None and "reason" not in values and results:
             values.setdefault("failed", any(r.failed for r in results))
             notes = [note for r in results if (note := r.value(f"{quantity}_note"))]
-            reasons = [*(r.reason for r in results if r.reason), *notes]
+            reasons = [*notes, *(r.reason for r in results if r.reason)]
             values["reason"] = next(iter(reasons), "the runs do not hold this number")
         return claims_module.claim(self.section, quantity, conditions, runs=runs, **values)
 
@@ -107,7 +109,7 @@ class Lab:
 
     # -- measure ------------------------------------------------------------------------------------------------
 
-    def measure(self, cells: list[Cell], *, side_by_side=False, skip_refused=False, ahead=()) -> list[Result]:
+    def measure(self, cells: list[Cell], *, side_by_side=False, skip_refused=False, ahead=(), up=None) -> list[Result]:
         """One result a cell, in order. Runs that are stored are replayed; the rest is measured unless mode is replay.
 
         A cell whose load fails is stored as not valid and the next one goes on; a server that cannot start or dies
@@ -116,9 +118,10 @@ class Lab:
         restarts, and start at once; an idle server costs memory only. A cell that asks for a fresh one is alone.
         `skip_refused`: a server that does not start or dies is a failed result with its reason, and not the end.
         `ahead`: cells of later calls; where servers start together, those of these cells do so too.
+        `up(cell, server)` is called before the load is sent: what follows from that very start can be stored there.
         """
         _check_unique(cells)
-        self._servers.side_by_side = side_by_side
+        self._servers.side_by_side, self._up = side_by_side, up
         todo = [cell for cell in cells if self._must_measure(cell)]
         if todo:
             _make_way_for(self)
@@ -167,8 +170,8 @@ class Lab:
         if failed:
             problems = failed[-1].manifest.get("problems") or ["no request of the run succeeded"]
             return Result(cell, None, "; ".join(problems), failed=True)
-        missing = "no run of this point is stored" if stored else "no run is stored for this machine"
-        return Result(cell, None, f"{missing}; measure it with: kvlab measure {self.section}")
+        missing = "of this point is stored" if stored else "is stored for this machine"
+        return Result(cell, None, f"{NO_RUN} {missing}; measure it with: kvlab measure {self.section}")
 
     def _unreachable(self, cell: Cell) -> str | None:
         """Why this cell cannot be measured: no grid, or an existing server; None where it can."""
@@ -187,6 +190,8 @@ class Lab:
             store.save_run(self.machine, self.section, manifest, *EMPTY)
             raise
         bar.set_postfix_str(cell.name)
+        if self._up is not None:
+            self._up(cell, server)
         nonce = secrets.randbits(48)
         try:
             with self._quiet.measuring():

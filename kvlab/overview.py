@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvlab import geometry, measure, predict, profile, provenance, ready, run, store
+from kvlab import claims, geometry, measure, predict, profile, provenance, ready, run, store
 from kvlab.errors import ConfigError, KvlabError
 
 
@@ -25,15 +25,18 @@ def text(profile_name: str, machine: str) -> tuple[str, list[KvlabError]]:
         f"profile   {lab.profile.name}: {lab.profile.title}",
         f"machine   {lab.machine} (measurements go to {store.machine_dir(lab.machine)})",
         "",
-        f"{'section':<16} {'stored runs':>11} {'seconds':>9}  measured before on",
+        f"{'section':<16} {'stored runs':>11} {'wait for one':>12} {'seconds':>9}  measured before on",
     ]
-    total, sections = 0.0, list(run.notebooks())
+    total, sections, waiting = 0.0, list(run.notebooks()), without_run(lab.machine)
     for section in sections:
         seconds, where = estimate(section, lab.profile.name)
         total += seconds or 0
         stored = len([r for r in store.list_runs(lab.machine, section) if r.manifest.get("valid")])
         took = "" if seconds is None else f"{seconds:.0f}"
-        lines.append(f"{section:<16} {stored:>11} {took:>9}  {where or ''}".rstrip())
+        lacking = waiting.get(section, "")
+        lines.append(f"{section:<16} {stored:>11} {lacking:>12} {took:>9}  {where or ''}".rstrip())
+    if waiting:
+        lines += ["", "Wait for one: claims of the last replay or measurement whose point has no run on this machine."]
     if total:
         about = (
             f"Measuring everything anew takes about {total / 60:.1f} minutes: the sum of what the stored runs "
@@ -45,6 +48,13 @@ def text(profile_name: str, machine: str) -> tuple[str, list[KvlabError]]:
     passed = f"Checked as before measuring: {', '.join(ready.checks(lab))}. Nothing stands against it."
     verdict = "\n".join(["This profile cannot be measured here:", *map(str, found)]) if found else passed
     return "\n".join([*lines, "", about, "", verdict]), found
+
+
+def without_run(machine: str) -> dict[str, int]:
+    """By section, how many claims of a machine were stated without a run of their point; none where there are none."""
+    table = claims.read(store.machine_dir(machine))
+    lacking = table[table["reason"].fillna("").str.startswith(measure.NO_RUN)]
+    return {str(section): int(n) for section, n in lacking["section"].value_counts(sort=False).items()}
 
 
 def estimate(section: str, profile_name: str) -> tuple[float | None, str | None]:

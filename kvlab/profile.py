@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Literal
 
 from pydantic import Field
 
 from kvlab import profile_file
 from kvlab.config import NAME, ServerConfig, Strict, build
 from kvlab.errors import ConfigError
+from kvlab.load_grid import Count, Load, Shape, Variant
 from kvlab.profile_file import FOLDER as FOLDER
 from kvlab.profile_file import built_in as built_in  # names are offered here too
-
-Count = Annotated[int, Field(gt=0)]
-
-
-class Variant(Strict):
-    """A server that differs from the profile's default in the fields of `set`."""
-
-    name: str = Field(pattern=NAME)
-    set: dict[str, str | int | float | bool] = Field(default_factory=dict)
-
-
-class Shape(Strict):
-    """A request: prompt and output length in tokens, and the concurrencies at which it is sent."""
-
-    input_tokens: int = Field(gt=0)
-    output_tokens: int = Field(gt=0)
-    concurrency: tuple[Count, ...] = Field(min_length=1)
-    rounds: int = Field(4, gt=0)  # measured requests = rounds x concurrency, at least min_requests
-    min_requests: int = Field(8, gt=0)
-    repeats: int | None = Field(None, gt=0)  # of this shape; empty: the grid's
-
-    @property
-    def tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
 
 
 class KvCapacity(Strict):
@@ -44,17 +21,6 @@ class KvCapacity(Strict):
     output_tokens: int = Field(gt=0)
     burst: int = Field(gt=0)  # requests sent at once to see how many run together
     side_by_side: bool = False  # all the servers fit into memory together, and start at once
-
-
-class Load(Strict):
-    server: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    shapes: tuple[Shape, ...] = Field(min_length=1)
-    fit_up_to: int = Field(gt=0)  # the step-time model sees only points up to this concurrency
-    repeats: int = Field(1, gt=0)
-    starts: int = Field(1, gt=0)  # servers of the same configuration that the repeats go round
-    variants: tuple[Variant, ...] = ()  # other builds of the model, at the first shape and `variant_concurrency`
-    variant_concurrency: tuple[int, ...] = (1,)
-    cross_check: int = Field(0, ge=0)  # clients at which `vllm bench serve` sends the first shape too; 0: nowhere
 
 
 class PrefixCache(Strict):
@@ -92,6 +58,7 @@ class Fp8Kv(Strict):
     text: str = "heldout"  # of the embedded model, or the path of a text file
     windows: int = Field(gt=1)
     window_tokens: int = Field(gt=1)
+    reference_windows: int = Field(4, ge=0)  # of these, how many go through transformers too; 0: none
 
 
 class LongInputs(Strict):
@@ -269,6 +236,7 @@ class SeveralGpus(Strict):
     concurrency: int = Field(gt=0)
     prefixes: int = Field(gt=1)
     services: tuple[str, ...] = Field(min_length=1)  # as in Cell
+    placements: tuple[Literal["packed", "one"], ...] = ()  # the first service's fleet, placed so too (kvlab.fleet)
 
 
 class Profile(Strict):

@@ -29,9 +29,9 @@ def _fakes(monkeypatch, tmp_path):
     fakes.install(monkeypatch, tmp_path, cache_blocks=100, block_size=32)
 
 
-def cell(workers=2, service="random_connection", server=CPU, repeat=0, **load):
-    load = LOAD.model_copy(update=load)
-    return Cell(name="point", server=server, load=load, workers=workers, service=service, repeat=repeat)
+def cell(workers=2, service="random_connection", server=CPU, repeat=0, placement="spread", **load):
+    load, more = LOAD.model_copy(update=load), {"service": service, "placement": placement}
+    return Cell(name="point", server=server, load=load, workers=workers, repeat=repeat, **more)
 
 
 # -- placement ----------------------------------------------------------------------------------------------------
@@ -45,6 +45,7 @@ def test_each_cpu_worker_has_cores_of_its_own_where_there_are_enough():
 def test_workers_are_spread_over_the_gpus():
     assert [p.gpus for p in places([GPU] * 3, [], ["0", "1"], "spread")] == [("0",), ("1",), ("0",)]
     assert [p.gpus for p in places([GPU] * 3, [], ["0", "1"], "packed")] == [("0",), ("0",), ("1",)]
+    assert [p.gpus for p in places([GPU] * 3, [], ["0", "1"], "one")] == [("0",)] * 3
 
 
 def test_tensor_parallel_workers_take_neighbouring_gpus():

@@ -43,14 +43,23 @@ def machine(monkeypatch, tmp_path):
 
 def test_every_arm_and_the_fleet_are_measured_with_servers_that_start_together(machine):
     claims = machine(gpus=2)
-    # one over both, one alone, one on each, and the fleet of six
-    assert fakes.EVENTS[:10] == ["start"] * 10 and fakes.EVENTS[10:] == ["stop"] * 10
+    # one over both, one alone, one on each, and the fleet of six: spread, packed and on one GPU
+    assert fakes.EVENTS[:22] == ["start"] * 22 and fakes.EVENTS[22:] == ["stop"] * 22
     throughput = claims[(claims["quantity"] == "throughput_tok_s") & claims["conditions"].str.startswith("arm")]
     assert set(throughput["state"]) == {"measured"} and len(throughput) == 7
     spread = throughput[throughput["conditions"].str.startswith("arm=spread")]
     assert spread["computed"].notna().all()  # from the single server at half the clients
-    hits = claims[claims["quantity"] == "hit_ratio"]
-    assert set(hits["state"]) == {"measured"} and len(hits) == 2
+    hits = claims[claims["quantity"] == "hit_ratio"].set_index("conditions")
+    routed = hits[hits.index.str.contains("router")]
+    assert routed["reason"].str.contains("is not installed: kvlab router install").all() and len(routed) == 2
+    placed = hits.drop(routed.index)
+    assert set(placed["state"]) == {"measured"} and len(placed) == 4
+    assert placed["computed"].notna().all()  # stored before: the same order and the same picks, wherever workers stand
+    assert placed.loc[placed.index.str.contains("random"), "computed"].nunique() == 1
+    where = {text.split("workers=6;")[1].split(";prefixes")[0] for text in placed.index}
+    assert where == {"gpus=2", "placement=packed-on-2", "placement=all-on-1"}
+    changes = claims[claims["quantity"] == "placement_changes_ttft_p50_s"]
+    assert set(changes["state"]) == {"measured"} and len(changes) == 2
     per_rank = claims[claims["quantity"] == "kv_bytes_per_token_and_rank"]
     assert per_rank["computed"].tolist() == [114688, 57344]
 
