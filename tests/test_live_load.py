@@ -1,16 +1,14 @@
 """The load generator against real vLLM: both sides must count the same."""
 
+import live_for_tests
 import pytest
 
-from kvlab import engine
 from kvlab.config import LoadConfig, ServerConfig
-from kvlab.errors import EngineMissing
 from kvlab.load import run_load
 from kvlab.scrape import capacity_info, fetch, fetch_text
-from kvlab.server import VllmServer
 from kvlab.workload import Request
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = live_for_tests.MARKS
 
 SERVER = ServerConfig(
     model="tiny",
@@ -24,16 +22,12 @@ SERVER = ServerConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    try:
-        build, _ = engine.installed_build()
-    except EngineMissing:
-        build = None
-    if build != "cpu":
-        pytest.skip("the CPU build of vLLM is not installed")
-    with VllmServer(SERVER, log_dir=tmp_path_factory.mktemp("server")) as running:
-        yield running
+SERVERS = [SERVER]
+
+
+@pytest.fixture
+def server(live_servers):
+    return live_servers(SERVER)
 
 
 def load(**changes):

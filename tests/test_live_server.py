@@ -1,4 +1,4 @@
-"""Real vLLM on the CPU: three starts."""
+"""Real vLLM on the CPU: three starts, two of them at once."""
 
 import os
 import signal
@@ -8,15 +8,15 @@ import threading
 import time
 from pathlib import Path
 
+import live_for_tests
 import psutil
 import pytest
 
-from kvlab import control, engine, leash, processes
+from kvlab import control, leash, processes
 from kvlab.config import ServerConfig
-from kvlab.errors import EngineMissing
 from kvlab.server import VllmServer, attach
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = live_for_tests.MARKS
 # A maximum length that is no multiple of the block: the log's number then differs from blocks x block size.
 FIELDS = {
     "model": "tiny",
@@ -29,14 +29,26 @@ FIELDS = {
 CONFIG = ServerConfig(**FIELDS)
 
 
-@pytest.fixture(autouse=True)
-def engine_installed():
-    try:
-        build, _ = engine.installed_build()
-    except EngineMissing:
-        build = None
-    if build != "cpu":
-        pytest.skip("the CPU build of vLLM is not installed")
+HOLDER = """
+import sys, time
+from pathlib import Path
+from kvlab.config import ServerConfig
+from kvlab.server import VllmServer
+server = VllmServer(ServerConfig(**{fields!r}), log_dir=Path({log!r})).start()
+print(server.id, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def owner(tmp_path_factory):
+    """Another process that has a server: it starts beside the first test's own."""
+    code = HOLDER.format(fields=FIELDS, log=str(tmp_path_factory.mktemp("owner")))
+    path = os.pathsep.join([str(Path(processes.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"PYTHONPATH": path}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) as owner:
+        yield owner
+        owner.kill()
 
 
 def alive(tree):
@@ -119,26 +131,11 @@ def test_stop_during_the_start_leaves_nothing(tmp_path):  # pitfall 26
     assert not processes.members(server.id)
 
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from kvlab.config import ServerConfig
-from kvlab.server import VllmServer
-server = VllmServer(ServerConfig(**{fields!r}), log_dir=Path({log!r})).start()
-print(server.id, flush=True)
-time.sleep(600)
-"""
-
-
-def test_sigkill_of_the_owner_ends_the_server(tmp_path):  # pitfall 26
-    code = HOLDER.format(fields=FIELDS, log=str(tmp_path))
-    path = os.pathsep.join([str(Path(processes.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    env = os.environ | {"PYTHONPATH": path}
-    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) as owner:
-        server_id = owner.stdout.readline().strip()
-        tree = processes.members(server_id)
-        assert len(tree) >= 4
-        owner.send_signal(signal.SIGKILL)
-        owner.wait()
+def test_sigkill_of_the_owner_ends_the_server(owner):  # pitfall 26
+    server_id = owner.stdout.readline().strip()
+    tree = processes.members(server_id)
+    assert len(tree) >= 4
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
     assert processes.wait_until_gone(server_id, 10)
     assert not alive(tree)

@@ -1,20 +1,18 @@
-"""The embedded model through real vLLM on the CPU, against transformers: one start."""
+"""The embedded model through real vLLM on the CPU, against transformers."""
 
 import importlib.util
 import json
 import math
 
+import live_for_tests
 import numpy as np
 import pytest
 
-from kvlab import control, engine, perplexity, tiny
+from kvlab import control, perplexity, tiny
 from kvlab.config import LoadConfig, ServerConfig
-from kvlab.errors import EngineMissing
-from kvlab.server import VllmServer
 
 pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
+    *live_for_tests.MARKS,
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers comes with vLLM"),
 ]
 # Prefix caching off: a cached prompt has no log-probabilities of its own.
@@ -29,16 +27,12 @@ CONFIG = ServerConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    try:
-        build, _ = engine.installed_build()
-    except EngineMissing:
-        build = None
-    if build != "cpu":
-        pytest.skip("the CPU build of vLLM is not installed")
-    with VllmServer(CONFIG, log_dir=tmp_path_factory.mktemp("log")) as running:
-        yield running
+SERVERS = [CONFIG]
+
+
+@pytest.fixture
+def server(live_servers):
+    return live_servers(CONFIG)
 
 
 def ask(server, path: str = "/v1/completions", **fields) -> dict:

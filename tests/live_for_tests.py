@@ -1,0 +1,60 @@
+"""What the tests with real vLLM share: they need its CPU build, and servers start side by side where they can."""
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvlab import engine, router_packages
+from kvlab.config import LoadConfig
+from kvlab.errors import EngineMissing
+from kvlab.server import VllmServer
+
+
+def has_cpu_build() -> bool:
+    """Whether the vLLM of this Python is the CPU build."""
+    try:
+        return engine.installed_build()[0] == "cpu"
+    except EngineMissing:
+        return False
+
+
+BLOCK = 32
+# Few prefixes that many requests share, for routers: a prefix stays where it came first.
+ROUTED = LoadConfig(
+    workload="shared_prefix",
+    concurrency=2,
+    requests=24,
+    prefixes=3,
+    warmup_requests=3,
+    prefix_tokens=8 * BLOCK,
+    input_tokens=10 * BLOCK,
+    output_tokens=1,
+)
+MARKS = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_cpu_build(), reason="the CPU build of vLLM is not installed"),
+]
+
+
+def needs(product: str) -> pytest.MarkDecorator:
+    """For a test of a router: skips it where that one is not installed."""
+    missing = router_packages.version(product) is None
+    return pytest.mark.skipif(missing, reason=f"not installed: kvlab router install {product}")
+
+
+@contextlib.contextmanager
+def side_by_side(configs, log_dir):
+    """The server of each configuration, started at once: a start keeps one core busy, and an idle server none."""
+    servers = {key(config): VllmServer(config, log_dir=log_dir) for config in configs}
+    with ThreadPoolExecutor(len(servers)) as pool, contextlib.ExitStack() as ends:
+        for server in servers.values():
+            ends.callback(server.stop)
+        list(pool.map(VllmServer.start, servers.values()))
+        yield lambda config: servers[key(config)]
+
+
+def key(config) -> str:
+    """Tells configurations apart."""
+    return config.model_dump_json()
