@@ -40,7 +40,8 @@ def residuals(
         none = any(c.measured is not None for c in claims)
         return words["no_prediction" if none else "nothing_measured"]
     rules = [words["exact"]] if exact else []
-    rules += [words["within"].format(tolerance=f"{tolerance:.0%}")] if tolerance is not None else []
+    near = words["within" if exact else "all_within"]
+    rules += [near.format(tolerance=f"{tolerance:.0%}")] if tolerance is not None else []
     held, rule = len(compared) - len(off), words["and"].join(rules)
     return words["hold"].format(held=held, compared=len(compared), rule=rule) + _outside(off, words)
 

@@ -3,6 +3,8 @@
 A fenced block `side SECTION` is a table of machines side by side. Each of its lines is
 
     words: quantity conditions @other-machine other-conditions
+
+where `@other-machine none` says that there is no such thing on it.
 """
 
 from __future__ import annotations
@@ -125,12 +127,27 @@ def block(text: str, writer: Writer, notes: Notes) -> str:
         return f"\n{key}\n"
 
     filled, tokens = prose.fill(SIDE.sub(table, text), writer, notes)
-    out = _markdown()(filled)
+    out = re.sub(r"<table>.*?</table>", lambda m: _labelled(m[0]), _markdown()(filled), flags=re.S)
     for key, value in tables.items():
         out = out.replace(f"<p>{key}</p>", value)
     for key, value in tokens.items():
         out = out.replace(key, value)
     return re.sub(r"<table.*?</table>", r'<div class="scroll" tabindex="0">\g<0></div>', out, flags=re.S)
+
+
+def _labelled(table: str) -> str:
+    """Each cell with its column's head, for screens too narrow for columns."""
+    heads = re.findall(r"<th(?: [^>]*)?>(.*?)</th>", table, re.S)
+
+    def row(match: re.Match) -> str:
+        places = iter(heads)
+        return re.sub(r"<td", lambda _: f"<td{_label(next(places, ''))}", match[0])
+
+    return re.sub(r"<tr>.*?</tr>", row, table, flags=re.S)
+
+
+def _label(head: str) -> str:
+    return f' data-label="{html.escape(head)}"'
 
 
 @cache
@@ -168,7 +185,8 @@ def side_table(section: str, lines: str, writer: Writer, notes: Notes) -> str:
     body = []
     for said, quantity, where in rows:
         cells = [_side_cell(name, section, quantity, where, writer, notes) for name in shown]
-        tds = "".join(f"<td{_own(name, own)}>{cell}</td>" for name, cell in zip(shown, cells, strict=True))
+        pairs = zip(shown, cells, strict=True)
+        tds = "".join(f"<td{_own(name, own)}{_label(name)}>{cell}</td>" for name, cell in pairs)
         body.append(f'<tr><th class="t" scope="row">{html.escape(said)}</th>{tds}</tr>')
     return (
         f'<table class="side"><thead><tr><th class="t" scope="col">{html.escape(writer.words["quantity"])}</th>{head}'
@@ -190,7 +208,10 @@ def _others(section: str, quantities: set[str], writer: Writer) -> list[str]:
 def _side_cell(
     machine: str, section: str, quantity: str, where: Mapping[str, str], writer: Writer, notes: Notes
 ) -> str:
-    term = " ".join(filter(None, (machine, section, quantity, where.get(machine, where[""]))))
+    conditions = where.get(machine, where[""])
+    if conditions == "none":
+        return "–"
+    term = " ".join(filter(None, (machine, section, quantity, conditions)))
     return prose.fill_one(f"{term} | pair", writer, notes)
 
 

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+CARETS = re.compile(r" at `\^+`")  # the marks below a statement in a traceback, stored in its place, say nothing
 HOLE = re.compile(r"\{(\w+)\}")
 FITS = {  # what a hole may hold; every other one holds anything
     **dict.fromkeys(("n", "wanted", "nats"), r"[\d.,]+"),
@@ -32,6 +33,7 @@ def sentences(language: str = "en") -> Mapping[str, str]:
 
 def known(text: str, language: str) -> str | None:
     """What a stored English text is in a language; None where it has no form there."""
+    text = CARETS.sub("", text)
     if language == "en":
         return text
     for pattern, form in _forms(language):
@@ -53,9 +55,9 @@ def said(text: str, language: str) -> str:
 
 
 def with_unit(text: str, unit: str, language: str) -> str:
-    """A number as `display` writes it, with its unit in the language: 22,048 tokens, 22,048 个 token."""
+    """Numbers as `display` writes them, with their unit in the language: 22,048 tokens, 22,048 个 token."""
     form = _file(language).get("units", {}).get(unit)
-    return f"{text.removesuffix(unit)}{form}" if form and text.endswith(f" {unit}") else text
+    return re.sub(rf" {re.escape(unit)}(?!\w)", f" {form}", text) if form else text
 
 
 @cache

@@ -167,7 +167,12 @@ def _number(head: str, options: list[str], writer: Writer, notes: Notes) -> str:
 
 
 def _with_unit(value: float, unit: str, writer: Writer) -> str:
-    text = phrases.with_unit(display.number(value, unit), unit, writer.language)
+    return _said(display.number(value, unit), unit, writer)
+
+
+def _said(text: str, unit: str, writer: Writer) -> str:
+    """A number with its unit in the writer's language, as HTML."""
+    text = phrases.with_unit(text, unit, writer.language)
     return html.escape(f"{text[:-2]}×" if text.endswith(" x") else text)
 
 
@@ -184,9 +189,7 @@ def _pair(row: Mapping[str, Any] | None, head: str, writer: Writer, notes: Notes
     if row is None or row["measured"] is None and row["computed"] is None:
         return missing(_why(row, "measured", head, writer), writer, notes)
     texts = display.cells(row)
-    computed, measured = (
-        html.escape(phrases.with_unit(texts[name], row["unit"], writer.language)) for name in ("computed", "measured")
-    )
+    computed, measured = (_said(texts[name], row["unit"], writer) for name in ("computed", "measured"))
     if row["state"] == "computed":  # nobody meant to measure it
         return _mark(computed, "computed")
     if not measured:

@@ -226,7 +226,7 @@ def first_words(path: Path) -> tuple[str, str]:
 
 def _row(row: dict[str, Any], others: Mapping[str, Mapping[str, Any]], language: str) -> dict[str, Any]:
     unit, texts = row["unit"], display.cells(row)
-    numbers = {name: phrases.with_unit(texts[name], unit, language) for name in ("computed", "measured")}
+    numbers = {name: phrases.with_unit(texts[name], unit, language) for name in ("computed", "measured", "interval")}
     beside = {
         name: phrases.with_unit(display.number(known[row["id"]], unit), unit, language)
         for name, known in others.items()

@@ -215,7 +215,7 @@ def _number(asked: Number, answer: Any, facts: Facts) -> tuple[str, str]:
     met = [why for value, why in known if not low <= value <= high and _near(answer, value)]
     if met:
         return WRONG, "this is " + "; or ".join(dict.fromkeys(met)) + "."
-    return WRONG, _scaled(answer, low, high) or _far(answer, low, high)
+    return WRONG, _scaled(answer, low, high, asked.unit) or _far(answer, low, high, asked.unit)
 
 
 def _near(answer: float, value: float) -> bool:
@@ -238,10 +238,17 @@ SCALES = {  # answer / right: what was taken for what
 }
 
 
-def _scaled(answer: float, low: float, high: float) -> str:
+COUNTED = ("loads", "requests", "clients", "repeats", "numbers")  # things, which nobody confuses with bits or seconds
+WITHOUT_UNIT = ("times", "ratio")
+
+
+def _scaled(answer: float, low: float, high: float, unit: str) -> str:
     if answer <= 0 or low <= 0:
         return ""
+    kept = {2} if unit in COUNTED else {2, 100} if unit in WITHOUT_UNIT else SCALES
     for scale, why in SCALES.items():
+        if scale not in kept:
+            continue
         slack = CLOSE / 5 if scale < 2 else CLOSE
         for factor in (scale, 1 / scale):
             if low * factor * (1 - slack) <= answer <= high * factor * (1 + slack):
@@ -249,7 +256,7 @@ def _scaled(answer: float, low: float, high: float) -> str:
     return ""
 
 
-def _far(answer: float, low: float, high: float) -> str:
+def _far(answer: float, low: float, high: float, unit: str) -> str:
     nearest = low if answer < low else high
     side = "too low" if answer < low else "too high"
     if answer <= 0 or nearest <= 0:
@@ -258,6 +265,8 @@ def _far(answer: float, low: float, high: float) -> str:
     if factor < 1.1:
         return f"{side}, but near: a rounding to whole blocks, the null block, or one token more or less?"
     size = "less than twice" if factor < 2 else "a few times" if factor < 10 else "far"
+    if unit in COUNTED:
+        return f"{side}, {size}. Go through what is given one by one: which of them does the question ask for?"
     return f"{side}, {size}. Write the formula down with its units, then put the numbers in."
 
 

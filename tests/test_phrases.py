@@ -36,6 +36,7 @@ def test_every_stored_reason_and_every_figure_has_a_chinese_form():
         ("n too small (4, needs 72); one run", "样本太少（4 个，需要 72 个）；只有一次运行"),
         ("2026-01-02 to 2026-01-05", "2026-01-02 至 2026-01-05"),
         ("unable to start", "原文是“unable to start”"),
+        ("no server with these flags: TypeError", "用这些参数启动不了服务器，程序的原话是 TypeError"),
         ("one run; it died", "原文是“one run; it died”"),
     ],
 )
@@ -43,9 +44,16 @@ def test_what_is_stored_in_english_is_said_in_chinese_or_quoted_whole(text, said
     assert phrases.said(text, "zh") == said and phrases.said(text, "en") == text
 
 
+def test_marks_below_a_statement_are_left_out():
+    said = "no server with these flags: AssertionError at `^^^^^`"
+    assert phrases.said(said, "en") == "no server with these flags: AssertionError"
+    assert phrases.said(said, "zh") == "用这些参数启动不了服务器，程序的原话是 AssertionError"
+
+
 def test_a_unit_is_said_in_the_language():
     assert phrases.with_unit("22,048 tokens", "tokens", "zh") == "22,048 个 token"
     assert phrases.with_unit("22,048 tokens", "tokens", "en") == "22,048 tokens"
+    assert phrases.with_unit("14 requests … 15 requests", "requests", "zh") == "14 个请求 … 15 个请求"
     assert phrases.with_unit("71 ms", "s", "zh") == "71 ms" and phrases.with_unit("", "tokens", "zh") == ""
 
 
@@ -56,7 +64,7 @@ def test_claims_write_their_sentences_in_each_language():
         claims.claim("load", "p95_s", {"c": 1}, unit="s", reason="n too small (4, needs 72)"),
     ]
     off = explain.residuals(stated, tolerance=0.1, language="zh")
-    held, listed = "2 个预测中有 0 个成立（其余在 10% 以内）。", "hits（c=1）：实测 1，计算 0；ttft_s（c=1）：+50%。"
+    held, listed = "2 个预测中有 0 个成立（误差在 10% 以内）。", "hits（c=1）：实测 1，计算 0；ttft_s（c=1）：+50%。"
     assert off == f"{held}不成立的：{listed}"
     missing = explain.not_measured(stated, language="zh")
     assert missing == "1 条数据未实测：p95_s：样本太少（4 个，需要 72 个）。"
