@@ -11,21 +11,23 @@ from kvlab.measure import Result
 GRID = profile.load_profile("cpu-tiny").service_hit_rate
 
 
-@pytest.fixture
-def measured(monkeypatch, tmp_path):
-    fakes.install(monkeypatch, tmp_path, cache_blocks=51, block_size=32, ttft_s=0.0, itl_s=0.0)
-    lab = open_lab(section="service_hit_rate")
-    server = lab.server(GRID.server)
-    cells = {c.load.prefixes: c for c in hit_grid.point_cells(server, GRID)[:4] if c.repeat == 0}
-    ample = hit_grid.limit_cells(server, GRID)["capacity=ample"]
-    short = [
-        cells[2],
-        cells[12].model_copy(update={"load": cells[12].load.model_copy(update={"requests": 100})}),
-        ample,
-    ]
-    results = lab.measure(short)
-    lab.close()
-    return results
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("measured")
+        fakes.install(patch, folder, cache_blocks=51, block_size=32, ttft_s=0.0, itl_s=0.0)
+        lab = open_lab(section="service_hit_rate")
+        server = lab.server(GRID.server)
+        cells = {c.load.prefixes: c for c in hit_grid.point_cells(server, GRID)[:4] if c.repeat == 0}
+        ample = hit_grid.limit_cells(server, GRID)["capacity=ample"]
+        short = [
+            cells[2],
+            cells[12].model_copy(update={"load": cells[12].load.model_copy(update={"requests": 100})}),
+            ample,
+        ]
+        results = lab.measure(short)
+        lab.close()
+        yield results
 
 
 def test_hits_are_counted_in_three_readings(measured):
