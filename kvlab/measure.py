@@ -65,7 +65,6 @@ class Lab:
     _servers: Servers = field(default_factory=Servers)
     _quiet: Any = None  # the lock file while this laboratory measures
     no_grid: str | None = None  # why this machine cannot measure the section
-    _up: Any = None
 
     @property
     def folder(self) -> Path:
