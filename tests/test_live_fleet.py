@@ -1,19 +1,22 @@
-"""Two real workers behind a service: first touches, counters, and one that dies takes the other with it."""
+"""Two real workers behind a service: first touches, counters, routers, and one that dies takes the other with it."""
 
 import os
 import signal
 
+import live_for_tests
 import pytest
+from live_for_tests import BLOCK, ROUTED, needs
 
-from kvlab import engine, fleet_rows, hit_simulation, hits, load, service
+from kvlab import fleet_rows, hit_simulation, hits, load, service
 from kvlab.config import Cell, LoadConfig, ServerConfig
-from kvlab.errors import EngineMissing, ServerDied
+from kvlab.errors import ServerDied
 from kvlab.fleet import Fleet
+from kvlab.router import Router
 from kvlab.service import Service
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = live_for_tests.MARKS
 
-BLOCK, BLOCKS = 32, 51
+BLOCKS = 51
 SERVER = ServerConfig(
     model="tiny",
     engine="cpu",
@@ -35,16 +38,6 @@ LOAD = LoadConfig(
     input_tokens=13 * BLOCK,
     output_tokens=1,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _engine():
-    try:
-        build, _ = engine.installed_build()
-    except EngineMissing:
-        build = None
-    if build != "cpu":
-        pytest.skip("the CPU build of vLLM is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +78,29 @@ def test_workers_that_run_are_checked_and_alike(running):
     assert fleet_rows.expected_busiest_share(60, 2) > 1
 
 
-def test_one_that_is_killed_is_named_and_the_other_ends(tmp_path):
-    with Fleet(SERVER, workers=2, log_dir=tmp_path) as fleet:
-        os.kill(fleet.servers[1].pid, signal.SIGKILL)
-        fleet.servers[1]._leash.wait(30)
-        with pytest.raises(ServerDied, match="Worker w1 of 2"):
-            fleet.check_alive()
-        assert fleet.servers == []
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("vllm-cache-aware", marks=needs("vllm-router")),
+        pytest.param("smg-cache-aware", marks=needs("smg")),
+    ],
+)
+def test_a_cache_aware_router_finds_every_prefix_again(kind, running, tmp_path):
+    """Prompts of exact length as tokens and as words."""
+    with Router(kind, running.endpoints, log_dir=tmp_path) as router:
+        entered = Service(running.endpoints, f"router:{kind}", entrance=router.endpoint)
+        result = load.run_load(entered, ROUTED, nonce=hash(kind) % 2**40, progress=False)
+        router.check()
+    rows = result.requests[result.requests["phase"] == "measure"]
+    assert rows["ok"].all() and (rows["prompt_tokens"] == ROUTED.input_tokens).all(), rows["error"].dropna().unique()
+    # A prefix stays where the warm-up put it, but for the few that a busy worker passes on.
+    assert (rows["cached_tokens"] == ROUTED.prefix_tokens).mean() > 0.8
+
+
+def test_one_that_is_killed_is_named_and_the_other_ends(running):
+    """The last one: nothing is left of the fleet."""
+    os.kill(running.servers[1].pid, signal.SIGKILL)
+    running.servers[1]._leash.wait(30)
+    with pytest.raises(ServerDied, match="Worker w1 of 2"):
+        running.check_alive()
+    assert running.servers == []
