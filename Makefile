@@ -3,9 +3,10 @@ PYTHON  ?= python3
 ENGINE  ?= auto
 PROFILE ?= auto
 MACHINE ?=
+EXECUTE ?=
 BIN := .venv/bin
 RUN := $(BIN)/kvlab
-OPTIONS := --profile $(PROFILE) $(if $(MACHINE),--machine $(MACHINE))
+OPTIONS := --profile $(PROFILE) $(if $(MACHINE),--machine $(MACHINE)) $(if $(EXECUTE),--execute)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -14,6 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Options: PROFILE=name|file.toml  MACHINE=folder-name  ENGINE=auto|cuda|cpu  PYTHON=python3.12"
+	@echo "           EXECUTE=1 (replay also what has not changed)"
 
 report: install ## measure what is missing on this machine, then render _build/report.html
 	$(RUN) report --mode auto $(OPTIONS)

@@ -1,19 +1,22 @@
 """Several notebooks: those that measure run one after another, those that only replay run side by side.
 
 A section whose notebook, profile and runs are what they were when it last finished has nothing to measure; it replays.
+A replay of which nothing has changed is taken over as it stands in the build folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
+import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from kvlab import provenance, run, store
+from kvlab import files, progress, provenance, run, store, takeover
 from kvlab.errors import KvlabError
 
 DONE = "finished.json"  # in the build folder: section -> stamp of its last complete execution, by machine
@@ -26,40 +29,63 @@ def execute(
     profile: str,
     *,
     go_on: bool,
-    told: Callable[[str, float | None], None],
+    told: Callable[[str, float | None, bool], None],
     begun: Callable[[str, bool], None] = lambda section, measures: None,
-    progress: bool = False,
+    shown: bool = False,
+    again: bool = False,
+    settle: bool = False,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Executes notebooks into build/notebooks; returns seconds a section and failures a section.
 
     `profile` is the profile's whole text; `begun(section, measures)` is called as each one begins that measures, and
-    `told(section, seconds or None)` as each one ends. Without `go_on` the first failure raises.
+    `told(section, seconds or None, taken over)` as each one ends. Without `go_on` the first failure raises.
+    `again`: nothing is taken over. `settle`: what has measured is replayed at the end too, beside what was measured
+    after it. `shown`: what runs is told on standard error.
     """
     machine, measures = given["MACHINE"], given["MODE"] != "replay"
     todo = unfinished(paths, given, build, profile)
     timings: dict[str, float] = {}
     failures: dict[str, str] = {}
 
-    def note(path: Path, outcome: Callable[[], float]) -> None:
-        section = path.stem[3:]
+    def note(path: Path, outcome: Callable[[], float], taken: bool = False) -> bool:
+        section, before = path.stem[3:], timings.get(path.stem[3:])
         try:
-            timings[section] = outcome()
-            if measures:
+            took_s = outcome()
+            timings.setdefault(section, took_s)
+            if measures and before is None:
                 _remember(build, machine, path, profile)
         except KvlabError as error:
             if not go_on:
                 raise
             failures[section] = str(error)
-        told(section, timings.get(section))
+            timings.pop(section, None)
+        if before is None or section in failures:
+            told(section, timings.get(section), taken)
+        return section not in failures
 
     for path in paths:
         if path in todo:
             begun(path.stem[3:], True)
-            note(path, lambda path=path: run.execute(path, given, _out(build, path), progress=progress))
-    if ready := [path for path in paths if path not in todo]:
-        _side_by_side(ready, given | {"MODE": "replay"}, build, note)
+            note(path, lambda path=path: run.execute(path, given, _out(build, path), shown=shown))
+    ready = [path for path in paths if path not in todo or (settle and path.stem[3:] in timings)]
+    if ready:
+        _replay(ready, given | {"MODE": "replay"}, build, profile, note, again=again, shown=shown)
     order = [path.stem[3:] for path in paths]
     return {name: timings[name] for name in order if name in timings}, failures
+
+
+def _replay(paths: list[Path], given, build: Path, profile: str, note: Callable, *, again: bool, shown: bool) -> None:
+    """Takes over what has not changed, and executes the rest."""
+    common = takeover.inputs(profile)
+    known = {} if again else {path: takeover.seconds(path, given, _out(build, path), common) for path in paths}
+    for path in paths:
+        if known.get(path) is not None:
+            note(path, lambda path=path: known[path], True)
+    rest = [path for path in paths if known.get(path) is None]
+    if rest:
+        took_s = _side_by_side(rest, given, build, note, shown)
+        if takeover.inputs(profile) == common:  # else a claim has changed that another one may have read before
+            takeover.remember(took_s, given, build, common)
 
 
 def unfinished(paths: list[Path], given: dict[str, Any], build: Path, profile: str) -> list[Path]:
@@ -70,13 +96,23 @@ def unfinished(paths: list[Path], given: dict[str, Any], build: Path, profile: s
     return [path for path in paths if again or not _finished(build, machine, path, profile)]
 
 
-def _side_by_side(paths: list[Path], given: dict[str, Any], build: Path, note: Callable) -> None:
-    workers = min(len(paths), max(1, provenance.cores()), 4)
+def _side_by_side(paths: list[Path], given, build: Path, note: Callable, shown: bool) -> dict[Path, float]:
+    workers, took_s, began = min(len(paths), max(1, provenance.cores()), 4), {}, time.monotonic()
     # Spawned: a fork would copy whatever threads and event loops the caller has.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs = [(path, pool.submit(run.execute, path, given, _out(build, path))) for path in paths]
-        for path, job in jobs:
-            note(path, job.result)
+        jobs = {path: pool.submit(run.execute, path, given, _out(build, path)) for path in paths}
+        for path, job in jobs.items():
+            with progress.line(lambda: _state(jobs), began) if shown else contextlib.nullcontext():
+                wait([job])
+            if note(path, job.result):
+                took_s[path] = job.result()
+    return took_s
+
+
+def _state(jobs: dict[Path, Future]) -> str:
+    done = sum(job.done() for job in jobs.values())
+    running = [path.stem[3:] for path, job in jobs.items() if job.running() and not job.done()]
+    return f"replaying: {done} of {len(jobs)} done, now {', '.join(running[: provenance.cores()]) or 'the last one'}"
 
 
 def _out(build: Path, path: Path) -> Path:
@@ -101,6 +137,7 @@ def _finished(build: Path, machine: str, path: Path, profile: str) -> bool:
 
 
 def _remember(build: Path, machine: str, path: Path, profile: str) -> None:
-    done = _read(build)
-    done.setdefault(machine, {})[path.stem[3:]] = _stamp(machine, path, profile)
-    store.write_text(build / DONE, json.dumps(done, indent=1, sort_keys=True) + "\n")
+    with files.locked(build):  # sections that are measured together end at any time
+        done = _read(build)
+        done.setdefault(machine, {})[path.stem[3:]] = _stamp(machine, path, profile)
+        store.write_text(build / DONE, json.dumps(done, indent=1, sort_keys=True) + "\n")

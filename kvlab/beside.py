@@ -71,7 +71,7 @@ def _table(folder: Path, _stamp: tuple[int, int] | None) -> pd.DataFrame:
 
 
 def _section(machine: str, section: str) -> pd.DataFrame:
-    folder = store.machine_dir(machine)
+    folder = claims.place(store.machine_dir(machine))
     file = folder / claims.FILE
     stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else None
     try:

@@ -153,11 +153,30 @@ def _state(computed: float | None, measured: float | None, reason: str | None, f
 # -- the file -----------------------------------------------------------------------------------------------------
 
 
+_stand_ins: dict[Path, Path] = {}  # machine's folder -> where a what-if of this process keeps its claims
+
+
+def stand_in(machine_dir: Path, folder: Path | None) -> None:
+    """From now on this process keeps the machine's claims in `folder`, which begins as a copy; None: no more.
+
+    What a what-if states is so drawn and explained like any claim, and what is stored stays as it is.
+    """
+    _stand_ins.pop(Path(machine_dir), None)
+    if folder is not None:
+        write_text(folder / FILE, to_csv(from_frame(read(machine_dir))))
+        _stand_ins[Path(machine_dir)] = folder
+
+
+def place(machine_dir: Path) -> Path:
+    """The folder in which this process finds the claims of a machine's folder."""
+    return _stand_ins.get(Path(machine_dir), Path(machine_dir))
+
+
 def write_section(machine_dir: Path, section: str, claims: Iterable[Claim]) -> None:
     """Replaces the rows of one section, in the order given; other sections stay. Atomic; writers take turns."""
     claims = list(claims)
     _check_section(section, claims)
-    path = Path(machine_dir) / FILE
+    path = place(machine_dir) / FILE
     with disk_errors(str(path)), locked(path.parent):
         others = [c for c in from_frame(readable(path.parent)) if c.section != section]
         # Stable: within a section the notebook's order is the order in which a reader meets the numbers.
@@ -166,7 +185,7 @@ def write_section(machine_dir: Path, section: str, claims: Iterable[Claim]) -> N
 
 def readable(machine_dir: Path) -> pd.DataFrame:
     """`read` for whoever is about to write: a file that is not one of claims is renamed and kept, with a warning."""
-    path = Path(machine_dir) / FILE
+    path = place(machine_dir) / FILE
     try:
         return read(path.parent)
     except StoreError as error:
@@ -210,7 +229,7 @@ def read(machine_dir: Path) -> pd.DataFrame:
 
     No file gives no rows. Raises StoreError where the file is not one of claims.
     """
-    path = Path(machine_dir) / FILE
+    path = place(machine_dir) / FILE
     try:
         text = path.read_text() if path.exists() else to_csv([])
         if not text.endswith("\n"):

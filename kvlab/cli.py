@@ -35,6 +35,7 @@ InCluster = Annotated[str, typer.Option(help="image of kvlab: measure from insid
 Mode = Annotated[str, typer.Option(help="auto: measure what is missing; measure: all again; replay: start nothing")]
 Param = Annotated[list[str], typer.Option("--param", "-p", help="a notebook parameter, such as CONCURRENCY=[1,8,32]")]
 AllowEmpty = Annotated[bool, typer.Option(help="with --mode replay: show a machine on which nothing was measured")]
+Execute = Annotated[bool, typer.Option(help="execute notebooks again of which nothing has changed")]
 BUILD = Path("_build")
 
 
@@ -99,6 +100,7 @@ def measure(
         ),
     ] = False,
     allow_empty: AllowEmpty = False,
+    execute: Execute = False,
 ) -> None:
     """Measure sections, resuming what is there; executed notebooks land in _build/notebooks."""
     with errors_explained():
@@ -112,11 +114,11 @@ def measure(
         from kvlab import sections as sections_module
 
         if together:
-            sections_module.together(sections, profile, machine, mode, base_url, param)
+            sections_module.together(sections, profile, machine, mode, base_url, param, again=execute)
         else:
             options = (profile, machine, mode, base_url, param)
-            machine, timings, _ = sections_module.execute(sections, *options, allow_empty=allow_empty)
-            typer.echo(sections_module.results(machine, list(timings)))
+            done = sections_module.execute(sections, *options, allow_empty=allow_empty, again=execute)
+            typer.echo(sections_module.results(done))
 
 
 @app.command()
@@ -126,17 +128,21 @@ def report(
     machine: Machine = "",
     base_url: BaseUrl = "",
     allow_empty: AllowEmpty = False,
+    execute: Execute = False,
 ) -> None:
     """Run every notebook and render _build/report.html."""
-    from kvlab import report, run, sections
+    from kvlab import progress, report, run, sections
 
     with errors_explained():
         run.require_notebooks()
         options = (profile, machine, mode, base_url, [])
         every = list(run.notebooks())
-        machine, timings, failures = sections.execute(every, *options, go_on=True, allow_empty=allow_empty)
-        began = time.monotonic()
-        english, *others = report.build_all(machine, BUILD / "report.html", timings=timings, failures=failures)
+        done = sections.execute(every, *options, go_on=True, allow_empty=allow_empty, again=execute)
+        failures, began = done.failures, time.monotonic()
+        with progress.line(lambda: "rendering the report"):
+            english, *others = report.build_all(
+                done.machine, BUILD / "report.html", timings=done.timings, failures=failures
+            )
         typer.echo(f"  {'report':<16} {time.monotonic() - began:6.1f} s")
         also = ", ".join(path.name for path in others)
         typer.secho(f"The report is at {english.resolve().as_uri()} (beside it: {also})", fg="green")

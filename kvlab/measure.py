@@ -12,6 +12,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from kvlab import (
     display,
     existing,
     geometry,
-    imported,
+    outcome,
     own_delay,
     predictions,
     profile,
+    progress,
     provenance,
     quiet,
     stats,
@@ -37,8 +39,9 @@ from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
 from kvlab.existing import EXISTING as EXISTING
+from kvlab.parameters import listed as listed  # what a notebook needs is offered here too
 from kvlab.results import EMPTY, refusal
-from kvlab.results import Result as Result  # what a notebook does with results is offered here too
+from kvlab.results import Result as Result
 from kvlab.results import across as across
 from kvlab.results import fit_step_model as fit_step_model
 from kvlab.results import frame as frame
@@ -65,6 +68,12 @@ class Lab:
     _servers: Servers = field(default_factory=Servers)
     _quiet: Any = None  # the lock file while this laboratory measures
     no_grid: str | None = None  # why this machine cannot measure the section
+    asked: dict[str, Any] = field(default_factory=dict)  # the parameters of the notebook around it
+
+    @cached_property
+    def aside(self) -> Path | None:
+        """Where a what-if puts claims and figures; None: they go to the machine's own folders."""
+        return outcome.aside(self)
 
     @property
     def folder(self) -> Path:
@@ -188,7 +197,7 @@ class Lab:
             manifest = self._about(cell, _now()) | refusal(error)
             store.save_run(self.machine, self.section, manifest, *EMPTY)
             raise
-        bar.set_postfix_str(cell.name)
+        progress.show(bar, cell.name)
         if self._up is not None:
             self._up(cell, server)
         nonce = secrets.randbits(48)
@@ -252,29 +261,10 @@ class Lab:
     # -- claims -------------------------------------------------------------------------------------------------
 
     def write(self, claims: list[Claim]) -> pd.DataFrame:
-        """Replaces this section's claims of this machine; returns them for display. Stops the server."""
+        """Replaces this section's claims of this machine, or of a what-if, and returns them. Stops the server."""
         self.close()
-        if self.mode == "replay":
-            self._keep_measured(claims)
-        stated = imported.with_imported(claims, self.machine, self.section)
-        claims_module.write_section(store.machine_dir(self.machine), self.section, stated)
+        outcome.write(self, claims)
         return display.show(claims)
-
-    def _keep_measured(self, claims: list[Claim]) -> None:
-        """StoreError where a replay would unsay what was measured, although the runs are there: they are damaged."""
-        unmeasured = {claim.id for claim in claims if claim.measured is None}
-        stored = claims_module.from_frame(claims_module.readable(store.machine_dir(self.machine)))
-        lost = [c for c in stored if c.section == self.section and c.measured is not None and c.id in unmeasured]
-        ids = {run for claim in lost for run in claim.runs}
-        if not any(c.section == self.section for c in stored):  # the table was lost too
-            ids = {path.name for path in self.folder.glob("[!.]*")}
-        damaged = store.damaged_runs(self.folder, ids)
-        if damaged:
-            raise StoreError(
-                f"{len(damaged)} runs cannot be read, such as {self.folder / damaged[0]}; claims stay as they are.",
-                cause="files were damaged or changed after the measurement",
-                next_step=f"restore them from git, or remove them and run: kvlab measure {self.section}",
-            )
 
 
 def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mode: str = "auto", base_url: str = ""):
@@ -285,6 +275,7 @@ def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mod
     """
     if mode not in MODES:
         raise ConfigError(f"MODE is {mode!r}.", next_step=f"use one of: {', '.join(MODES)}")
+    asked = outcome.asked(section)
     hardware = provenance.hardware()
     if not machine:
         machine = provenance.external_name(base_url) if base_url else provenance.machine_name()
@@ -301,7 +292,7 @@ def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mod
     chosen = profile.load_profile(profile_name)
     if mode != "replay" and not base_url:
         profile.check_fits(chosen, hardware)
-    lab = Lab(section, chosen, machine, mode, base_url)
+    lab = Lab(section, chosen, machine, mode, base_url, asked=asked)
     if base_url and mode != "replay":  # one that does not answer is an error before anything is stored
         lab._servers.outside = existing.open_outside(base_url)
     return lab

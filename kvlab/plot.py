@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -18,7 +17,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvlab import files, plot_empty, store
+from kvlab import files, outcome, plot_empty, store
+from kvlab.store import figure_files as figure_files  # what `save` wrote is found here too
 
 # Okabe and Ito's palette: told apart with any of the usual colour-vision deficiencies.
 COMPUTED = "#333333"
@@ -128,14 +128,14 @@ def plain_log_y(axis: Axes) -> None:
 
 
 def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) -> Figure:
-    """Writes figures/<machine>/<name>.{svg,png,json} and returns the figure for display.
+    """Writes figures/<machine>/<name>.{svg,png,json} (a what-if: aside) and returns the figure for display.
 
     The JSON names the notebook and the runs behind the picture; `alt` is its description in words. A panel without
     data says "not measured" and why.
     """
     results = list(results)
     plot_empty.say(figure, plot_empty.why(lab.machine, lab.section, results))
-    folder = store.figures_dir(lab.machine)
+    folder = outcome.figures_dir(lab)
     with files.disk_errors(f"The figure {folder / name}"):
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": "kvlab"})
@@ -145,12 +145,6 @@ def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) ->
     store.write_text(folder / f"{name}.json", json.dumps(about, indent=1, sort_keys=True) + "\n")
     plt.close(figure)  # the cell's value shows it once; an open figure would be drawn a second time
     return figure
-
-
-def figure_files(machine: str, section: str) -> list[Path]:
-    """The stored figures of a section, as paths of their JSON."""
-    files = sorted(store.figures_dir(machine).glob("*.json"))
-    return [path for path in files if json.loads(path.read_text()).get("notebook") == section]
 
 
 def say_where_empty(axis: Axes) -> None:
@@ -177,8 +171,10 @@ def plain_log_x(axis: Axes) -> None:
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
     low, high = axis.get_xlim()
-    if high < 10 * low:  # within one decade the logarithmic locator names too many
-        axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(4))
+    if high < 10 * low:  # within one decade the logarithmic locator names too many, or not the 1 that a line stands at
+        few = mpl.ticker.LogLocator(subs=(1, 2, 3, 5))
+        named = [tick for tick in few.tick_values(low, high) if low <= tick <= high]
+        axis.xaxis.set_major_locator(few if 3 <= len(named) <= 5 else mpl.ticker.MaxNLocator(4))
     axis.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
 

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
 import gc
-import io
 import logging
-import math
 import os
 import re
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvlab import errors, store
+from kvlab import errors, processes, progress, store
 from kvlab.errors import ConfigError, KvlabError, NotebookError
 from kvlab.files import disk_errors, explained
+from kvlab.parameters import TYPES as TYPES  # what a command asks of parameters is offered here too
+from kvlab.parameters import check_parameters as check_parameters
+from kvlab.parameters import parameters as parameters
+from kvlab.parameters import parse_parameter as parse_parameter
 
+KERNEL, LINE = ".kernel-", "line.txt"  # folder of one kernel, and what it does now
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-TYPES: dict[str, type | tuple[type, ...]] = {
-    "str": str,
-    "int": int,
-    "float": (int, float),
-    "bool": bool,
-    "list": list,
-    "list[int]": list,
-    "list[str]": list,
-    "list[list[int]]": list,
-    "dict": dict,
-}
 
 
 def notebooks() -> dict[str, Path]:
@@ -70,96 +63,40 @@ def require_notebooks() -> None:
         )
 
 
-def parameters(path: Path) -> dict[str, dict[str, Any]]:
-    """The notebook's declared parameters: name -> {type, default, help}."""
-    import papermill
-
-    with contextlib.redirect_stderr(io.StringIO()):
-        declared = papermill.inspect_notebook(str(path))
-    return {
-        name: {"type": entry["inferred_type_name"], "default": entry["default"], "help": entry["help"]}
-        for name, entry in declared.items()
-    }
-
-
-def check_parameters(path: Path, given: dict[str, Any]) -> None:
-    """Raises ConfigError for a parameter that the notebook does not declare, or one of another type."""
-    declared = parameters(path)
-    for name, value in given.items():
-        if name not in declared:
-            raise ConfigError(
-                f"{path.name} has no parameter {name!r}.", next_step=f"use one of: {', '.join(sorted(declared))}"
-            )
-        wanted = TYPES.get(declared[name]["type"])
-        is_bool = isinstance(value, bool) and declared[name]["type"] != "bool"
-        if wanted is not None and (is_bool or not isinstance(value, wanted)):
-            raise ConfigError(
-                f"{path.name}: {name} is {value!r}, a {type(value).__name__}; it must be a {declared[name]['type']}.",
-                next_step=f"its default is {declared[name]['default']}",
-            )
-        for item in [value] if not isinstance(value, list) else _flat(value):
-            if why := _why_wrong(item, declared[name]["type"], inside=isinstance(value, list)):
-                raise ConfigError(
-                    f"{path.name}: {name} is {value!r}, and {item!r} {why}.",
-                    next_step=f"its help says: {declared[name]['help']}",
-                )
-
-
-def _flat(value: Any) -> list[Any]:
-    return [inner for item in value for inner in _flat(item)] if isinstance(value, list) else [value]
-
-
-def _why_wrong(item: Any, kind: str, *, inside: bool) -> str | None:
-    """Counts, lengths and rates are never negative, and 0 means "the profile's" outside of a list only."""
-    if "[int]" in kind and (isinstance(item, bool) or not isinstance(item, int)):
-        return "is no whole number"
-    if "[str]" in kind and not isinstance(item, str):
-        return "is no text"
-    if isinstance(item, (int, float)) and not math.isfinite(item):
-        return "is not finite"
-    if isinstance(item, (int, float)) and not isinstance(item, bool) and item < (1e-12 if inside else 0):
-        return "must be above 0" if inside else "must be 0 or more"
-    return "is too large" if isinstance(item, int) and item > 2**62 else None
-
-
-def parse_parameter(text: str) -> tuple[str, Any]:
-    """NAME=VALUE as typed on a command line: a Python literal, or else a string."""
-    name, sign, value = text.partition("=")
-    if not sign or not name.isidentifier():
-        raise ConfigError(f"{text!r} is not a parameter.", next_step="write NAME=VALUE, such as CONCURRENCY=[1,8,32]")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
-
-
-def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 7200, progress: bool = False) -> float:
+def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 7200, shown: bool = False) -> float:
     """Executes a notebook into `out` and returns the seconds it took.
 
     Raises ConfigError before anything starts where a parameter is wrong, and NotebookError with the cell's own message
-    where a cell fails or the kernel dies. `out` then holds everything up to that cell.
+    where a cell fails or the kernel dies. `out` then holds everything up to that cell. `shown`: which cell runs is
+    told on standard error.
     """
+    import nbformat
     import papermill
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
     check_parameters(path, given)
     with disk_errors(f"The executed notebook {_short(out)}"):
         out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        with _kernel_environment(), _silent_loggers():
-            papermill.execute_notebook(
-                str(path),
-                str(out),
-                given,
-                cwd=str(path.parent),
-                progress_bar=progress,
-                execution_timeout=int(timeout_s),
-                kernel_name="python3",
-                request_save_on_cell_execute=True,
-                extra_arguments=["--IPKernelApp.log_level=50"],
-            )
+        with _kernel_folder(out) as folder, _kernel_environment(folder), _silent_loggers():
+            position = progress.Position(path.stem[3:], nbformat.read(path, as_version=4).cells, folder / LINE)
+            with progress.line(lambda: str(position)) if shown else contextlib.nullcontext():
+                papermill.execute_notebook(
+                    str(path),
+                    str(out),
+                    given,
+                    cwd=str(path.parent),
+                    progress_bar=False,
+                    execution_timeout=int(timeout_s),
+                    kernel_name="python3",
+                    request_save_on_cell_execute=True,
+                    extra_arguments=["--IPKernelApp.log_level=50"],
+                    config=Config({"ConnectionFileMixin": {"connection_file": str(folder / "kernel.json")}}),
+                    on_cell_start=position,
+                )
     except PapermillExecutionError as error:
         if error.ename == "KeyboardInterrupt":
             raise KeyboardInterrupt from None
@@ -180,12 +117,31 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
 
 
 @contextlib.contextmanager
-def _kernel_environment():
+def _kernel_folder(out: Path) -> Iterator[Path]:
+    """Beside the executed notebook: what kernel and command tell each other. The next run removes what a kill left."""
+    for left in out.parent.glob(f"{KERNEL}*"):
+        owner = left.name.removeprefix(KERNEL).partition("-")[0]
+        if not (owner.isdigit() and os.path.exists(f"/proc/{owner}")):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = (out.parent / f"{KERNEL}{os.getpid()}-{out.stem}").absolute()
+    folder.mkdir(mode=0o700, exist_ok=True)  # the connection file holds the key to the kernel
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _kernel_environment(folder: Path):
     """The kernel works in the notebook's folder: relative paths of this process would mean another place there.
 
     No matplotlib backend is handed on: `agg`, as many a CI sets it, would drop the pictures.
     """
-    absolute = {"KVLAB_DATA": str(store.root())}
+    absolute = {
+        "KVLAB_DATA": str(store.root()),
+        progress.FILE: str(folder / LINE),
+        processes.PROJECT: processes.project(),
+    }
     if os.environ.get("KVLAB_CACHE"):
         absolute["KVLAB_CACHE"] = str(Path(os.environ["KVLAB_CACHE"]).absolute())
     before = {name: os.environ.get(name) for name in ("MPLBACKEND", *absolute)}

@@ -8,14 +8,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
 
-from kvlab import batch, measure, overview, profile, quiet, ready, run, store
+from kvlab import batch, measure, outcome, overview, profile, quiet, ready, run, store
 from kvlab.errors import ConfigError, NotebookError
 from kvlab.invocation import as_typed
 
 BUILD = Path("_build")
+
+
+class Executed(NamedTuple):
+    """What became of a command: seconds a section, failures a section, and what replays asked that were what-ifs."""
+
+    machine: str
+    timings: dict[str, float]
+    failures: dict[str, str]
+    what_if: dict[str, list[str]]
 
 
 def execute(
@@ -28,11 +38,12 @@ def execute(
     *,
     go_on: bool = False,
     allow_empty: bool = False,
-) -> tuple[str, dict[str, float], dict[str, str]]:
-    """Executes the notebooks; returns the machine, seconds a section, and failures a section (only with `go_on`).
+    again: bool = False,
+) -> Executed:
+    """Executes the notebooks; failures are returned with `go_on` only, else the first one raises.
 
     Everything that is known to fail is one error before the first notebook. `allow_empty`: a replay may show a machine
-    on which nothing was measured.
+    on which nothing was measured. `again`: notebooks are executed even where nothing has changed.
     """
     run.require_notebooks()
     paths = list(dict.fromkeys(run.notebook_of(section) for section in sections))
@@ -52,6 +63,9 @@ def execute(
     todo = batch.unfinished(paths, given, BUILD, text)
     if todo:
         quiet.refuse_second()
+    replays = [_name(path) for path in paths if path not in todo]
+    asked = {name: outcome.changes(name, given, lab.machine, lab.profile.name) for name in replays}
+    what_if = {name: words for name, words in asked.items() if words}
     progress = _Progress(lab, mode, paths, todo)
     progress.start()
     try:
@@ -63,16 +77,27 @@ def execute(
             go_on=go_on,
             begun=progress.begun,
             told=progress.told,
-            progress=sys.stderr.isatty(),
+            shown=True,
+            again=again,
+            settle=go_on,
         )
     finally:
         progress.warn()
         if mode != "replay":
             store.forget_attempt(lab.machine)
-    return lab.machine, timings, failures
+    return Executed(lab.machine, timings, failures, what_if)
 
 
-def together(sections: list[str], profile_name: str, machine: str, mode: str, base_url: str, param: list[str]) -> None:
+def together(
+    sections: list[str],
+    profile_name: str,
+    machine: str,
+    mode: str,
+    base_url: str,
+    param: list[str],
+    *,
+    again: bool = False,
+) -> None:
     """A process a section, all at once; they take turns at measuring. Raises NotebookError naming those that failed."""
     names = list(dict.fromkeys(_name(run.notebook_of(section)) for section in sections))
     if mode != "replay":
@@ -80,6 +105,7 @@ def together(sections: list[str], profile_name: str, machine: str, mode: str, ba
     options = ["--profile", profile_name, "--mode", mode, *(f"--param={text}" for text in param)]
     options += ["--machine", machine] if machine else []
     options += ["--base-url", base_url] if base_url else []
+    options += ["--execute"] if again else []
     command = [sys.executable, "-m", "kvlab.cli", "measure"]
     environment = os.environ | {quiet.TURNS: "1"}
     started = {name: subprocess.Popen([*command, name, *options], env=environment) for name in names}
@@ -98,15 +124,18 @@ def together(sections: list[str], profile_name: str, machine: str, mode: str, ba
         )
 
 
-def results(machine: str, names: list[str]) -> str:
+def results(done: Executed) -> str:
     """Where the results of a finished command lie."""
-    notebooks = [os.path.relpath(BUILD / "notebooks" / run.notebook_of(name).name) for name in names]
-    claims = store.machine_dir(machine) / "claims.csv"
+    notebooks = [os.path.relpath(BUILD / "notebooks" / run.notebook_of(name).name) for name in done.timings]
+    claims = store.machine_dir(done.machine) / "claims.csv"
     lines = [
         f"claims     {_short(claims) if claims.is_file() else 'none were stated'}",
         f"notebooks  {', '.join(notebooks)}",
-        f"report     kvlab report --mode replay --machine {machine}",
+        f"report     kvlab report --mode replay --machine {done.machine}",
     ]
+    for name, asked in done.what_if.items():
+        place = _short(outcome.what_if_dir(done.machine, name))
+        lines.insert(0, f"what if    {'; '.join(asked)}: claims and figures are in {place}; what is stored stays")
     return as_typed("\n".join(lines))
 
 
@@ -116,7 +145,7 @@ class _Progress:
     def __init__(self, lab: measure.Lab, mode: str, paths: list[Path], todo: list[Path]):
         self.lab, self.mode, self.paths = lab, mode, paths
         self.left_s = {_name(path): overview.estimate(_name(path), lab.profile.name)[0] for path in todo}
-        self.broken = self._set_aside()
+        self.broken, self.taken_over = self._set_aside(), False
 
     def start(self) -> None:
         typer.echo(f"machine {self.lab.machine}, profile {self.lab.profile.name}, mode {self.mode}")
@@ -129,14 +158,18 @@ class _Progress:
         if measures:
             typer.echo(f"[{place}/{len(self.paths)}] {section}: measures what is missing{self._left()}")
 
-    def told(self, section: str, seconds: float | None) -> None:
+    def told(self, section: str, seconds: float | None, taken_over: bool) -> None:
         self.left_s.pop(section, None)
         runs = store.list_runs(self.lab.machine, section)
         invalid = sum(not r.valid for r in runs)
         stored = f"   {len(runs)} runs stored" + (f", {invalid} of them not valid" if invalid else "") if runs else ""
-        typer.echo(f"  {section:<16} " + ("failed" if seconds is None else f"{seconds:6.1f} s{stored}"))
+        took = "failed" if seconds is None else "taken over unchanged" if taken_over else f"{seconds:6.1f} s"
+        self.taken_over |= taken_over
+        typer.echo(f"  {section:<16} {took}{'' if seconds is None else stored}")
 
     def warn(self) -> None:
+        if self.taken_over:
+            typer.echo("  taken over unchanged: nothing that it reads has changed since; --execute executes it again")
         for name in sorted(self._set_aside() - self.broken):
             path = _short(store.machine_dir(self.lab.machine) / name)
             others = as_typed(f"kvlab report --mode replay --machine {self.lab.machine}")

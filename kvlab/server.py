@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from kvlab import caches, control, engine, gpu_memory, leashed, model_files, ports, processes
+from kvlab import caches, control, engine, gpu_memory, leashed, model_files, ports, processes, progress
 from kvlab.config import ServerConfig
 from kvlab.control import GUESSED_VOCAB, Capacity
 from kvlab.errors import ServerDied, ServerError
@@ -50,6 +50,7 @@ def _default_progress() -> Callable[[str, float], None]:
 
     def show(phase: str, elapsed_s: float) -> None:
         end = "\n" if phase == "ready" else ""
+        progress.tell(f"vLLM starts: {phase}, {elapsed_s:.0f} s")
         print(f"\rvLLM starts: {phase}, {elapsed_s:.0f} s".ljust(50), end=end, file=sys.stderr, flush=True)
 
     return show

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvlab import progress
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ServerError
 from kvlab.quiet import Quiet
@@ -47,10 +48,12 @@ class Servers:
         if self._current is None:
             if refused := self._refused.get(cell.server.model_dump_json()):
                 raise refused
-            bar.set_postfix_str("starting a server")
+            progress.show(bar, "starting a server")
             self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
             self._current = server.VllmServer(
-                cell.server, log_dir=self._logs, on_phase=lambda phase, s: bar.set_postfix_str(f"{phase}, {s:.0f} s")
+                cell.server,
+                log_dir=self._logs,
+                on_phase=lambda phase, s: progress.show(bar, f"starting a server: {phase}, {s:.0f} s"),
             )
             with quiet.starting():
                 self._start(cell.server)
@@ -82,7 +85,7 @@ class Servers:
             elif there is not None:
                 self._fleets.pop(place).stop()
             there = self._new_fleet(cell)
-            bar.set_postfix_str(f"starting {there.workers} servers")
+            progress.show(bar, f"starting {there.workers} servers")
             with quiet.starting():
                 there.start()
             self._fleets[place] = there

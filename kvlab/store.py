@@ -60,6 +60,12 @@ def figures_dir(machine: str) -> Path:
     return root().parent / "figures" / machine_dir(machine).name
 
 
+def figure_files(machine: str, section: str) -> list[Path]:
+    """The stored figures of a section, as paths of their JSON."""
+    files = sorted(figures_dir(machine).glob("*.json"))
+    return [path for path in files if json.loads(path.read_text()).get("notebook") == section]
+
+
 def machines() -> list[str]:
     """Every machine with a measured claim or a valid run under the data folder, in alphabetical order."""
     folders = sorted(p for p in root().glob("*") if re.fullmatch(MACHINE, p.name) and p.is_dir())

@@ -25,7 +25,7 @@ def run_all(paths, project, mode="auto", profile="p", go_on=True):
     given = {"MACHINE": "m", "MODE": mode}
     ended = []
     outcome = batch.execute(paths, given, project / "build", profile, go_on=go_on, told=lambda *end: ended.append(end))
-    assert len(ended) == len(outcome[0]) + len(outcome[1])
+    assert len(ended) == len(outcome[0]) + len(outcome[1]) and not any(taken for _, _, taken in ended)
     return outcome
 
 

@@ -270,6 +270,14 @@ def test_a_replay_of_a_machine_without_runs_is_refused(project, words):
     assert call("measure", "one", "--mode", "replay", "--machine", "mine", "--allow-empty")[0] == 0
 
 
+def test_a_replay_that_is_taken_over_says_so(project, monkeypatch):
+    monkeypatch.setattr("kvlab.takeover.PACKAGE", project / "package")  # somebody may be working on the real one
+    words = ["measure", "one", "--mode", "replay", "--machine", "mine", "--allow-empty"]
+    assert "taken over" not in call(*words)[1]
+    assert "  one              taken over unchanged" in (told := call(*words)[1]) and "--execute" in told
+    assert "taken over" not in call(*words, "--execute")[1]
+
+
 def test_a_failed_attempt_leaves_no_machine_behind(project):
     computed = (
         "from kvlab import store\nstore.write_text(store.machine_dir(MACHINE) / 'one' / 'computed.json', '{}')\n1 / 0"

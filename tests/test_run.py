@@ -177,6 +177,26 @@ def test_ctrl_c_ends_the_kernel_and_says_so(tmp_path, number):  # pitfall 26
     assert not Path(f"/proc/{kernel}").exists()
 
 
+def test_a_killed_command_leaves_no_connection_file_in_the_temporary_folder(tmp_path):
+    """It holds the key to the kernel. The next run removes what a killed one left beside the executed notebook."""
+    wait = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    path, out = notebook(tmp_path / "nb.ipynb", wait), tmp_path / "build" / "out.ipynb"
+    (tmp_path / "tmp").mkdir()
+    code = (
+        f"from pathlib import Path; from kvlab import run; run.execute(Path({str(path)!r}), {{}}, Path({str(out)!r}))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path / "tmp")})
+    while child.poll() is None and not ((tmp_path / "pid").is_file() and (tmp_path / "pid").read_text()):
+        time.sleep(0.1)
+    (folder,) = out.parent.glob(".kernel-*")
+    assert (folder / "kernel.json").stat().st_mode & 0o77 == 0 == folder.stat().st_mode & 0o77
+    child.kill()
+    child.wait()
+    assert folder.exists() and not list((tmp_path / "tmp").rglob("*.json"))
+    run.execute(notebook(tmp_path / "nb.ipynb", "1"), {}, out)
+    assert not list(out.parent.glob(".kernel-*"))
+
+
 # -- what a notebook can rely on ----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,121 @@
+"""Where a section's claims and figures go: to the machine's own folders, or aside where a replay asks "what if".
+
+A replay is a what-if where parameters differ from the notebook's own, or the profile is none with which the machine was
+measured. It shows what it shows without touching what is stored: data/<machine>/claims.csv and figures/<machine> stay.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvlab import claims as claims_module
+from kvlab import imported, parameters, run, store
+from kvlab.errors import StoreError
+
+if TYPE_CHECKING:
+    from kvlab.claims import Claim
+    from kvlab.measure import Lab
+
+
+def asked(section: str) -> dict[str, Any]:
+    """The parameters that the notebook of this kernel holds for the section, checked; {} outside of such a notebook.
+
+    A cell may hold anything: what is wrong is a ConfigError before anything starts.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    path, space = run.notebooks().get(section), getattr(shell, "user_ns", {})
+    if path is None or not set(parameters.COMMON) <= space.keys():
+        return {}
+    given = {name: space[name] for name in parameters.parameters(path) if name in space}
+    parameters.check_parameters(path, given)
+    return given
+
+
+def changes(section: str, given: Mapping[str, Any], machine: str, profile: str) -> list[str]:
+    """What makes a replay of stored runs a what-if, in words; nothing where it shows what was measured."""
+    path = run.notebooks().get(section)
+    declared = parameters.parameters(path) if path else {}
+    own = {name: value for name, value in given.items() if name in declared and name not in parameters.COMMON}
+    found = [f"{name} = {value!r}" for name, value in own.items() if _differs(value, declared[name])]
+    return found + ([] if _measured_with(machine, profile) else [f"profile {profile}"])
+
+
+def _differs(value: Any, declared: Mapping[str, str]) -> bool:
+    """Whether a value asks for something else; "0: the profile's" in the help says that 0 asks for nothing.
+
+    Then the default does not count: an edited cell that was saved has become the default.
+    """
+    if re.search(r"\b(0|empty): ", declared["help"]):
+        return bool(value)
+    try:
+        return value != ast.literal_eval(declared["default"])
+    except ValueError:
+        return True
+
+
+def _measured_with(machine: str, profile: str) -> bool:
+    """Whether any run of the machine says so; one without runs, or with imported ones only, has nothing to lose."""
+    named = False
+    for path in sorted(store.machine_dir(machine).glob("*/[!.]*/run.json")):
+        found = re.search(r'^ "profile": "(.*)"', path.read_text(errors="replace"), re.M)
+        if found and found[1] == profile:
+            return True
+        named |= bool(found)
+    return not named
+
+
+def what_if_dir(machine: str, section: str) -> Path:
+    """_build/what-if/<machine>/<section>, beside the data folder."""
+    return store.root().parent / "_build" / "what-if" / store.machine_dir(machine).name / section
+
+
+def aside(lab: Lab) -> Path | None:
+    """The folder of a what-if; None where claims and figures go to the machine's own folders."""
+    asks = lab.mode == "replay" and changes(lab.section, lab.asked, lab.machine, lab.profile.name)
+    return what_if_dir(lab.machine, lab.section) if asks else None
+
+
+def figures_dir(lab: Any) -> Path:
+    """Where the laboratory's figures go."""
+    return getattr(lab, "aside", None) or store.figures_dir(lab.machine)
+
+
+def write(lab: Lab, claims: list[Claim]) -> None:
+    """Replaces the section's claims of the machine, or those of a copy in the folder of a what-if, which is told."""
+    folder = store.machine_dir(lab.machine)
+    claims_module.stand_in(folder, lab.aside)
+    if lab.aside is not None:
+        said = "; ".join(changes(lab.section, lab.asked, lab.machine, lab.profile.name))
+        print(f"What if: {said}.\nClaims and figures go to {_short(lab.aside)}; what is stored of {lab.machine} stays.")
+    elif lab.mode == "replay":
+        _keep_measured(lab, claims)
+    stated = imported.with_imported(claims, lab.machine, lab.section)
+    claims_module.write_section(folder, lab.section, stated)
+
+
+def _keep_measured(lab: Lab, claims: list[Claim]) -> None:
+    """StoreError where a replay would unsay what was measured, although the runs are there: they are damaged."""
+    unmeasured = {claim.id for claim in claims if claim.measured is None}
+    stored = claims_module.from_frame(claims_module.readable(store.machine_dir(lab.machine)))
+    lost = [c for c in stored if c.section == lab.section and c.measured is not None and c.id in unmeasured]
+    ids = {run for claim in lost for run in claim.runs}
+    if not any(c.section == lab.section for c in stored):  # the table was lost too
+        ids = {path.name for path in lab.folder.glob("[!.]*")}
+    damaged = store.damaged_runs(lab.folder, ids)
+    if damaged:
+        raise StoreError(
+            f"{len(damaged)} runs cannot be read, such as {lab.folder / damaged[0]}; claims stay as they are.",
+            cause="files were damaged or changed after the measurement",
+            next_step=f"restore them from git, or remove them and run: kvlab measure {lab.section}",
+        )
+
+
+def _short(path: Path) -> str:
+    near = os.path.relpath(path)
+    return str(path) if near.startswith("../..") else near

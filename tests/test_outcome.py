@@ -1,0 +1,138 @@
+"""A replay with other parameters shows a what-if and leaves what is stored alone."""
+
+import json
+import shutil
+
+import pytest
+from notebooks_for_tests import COMMON, notebook, printed
+from typer.testing import CliRunner
+
+from kvlab import beside, claims, cli, outcome, run, store
+from kvlab.errors import ConfigError
+
+STATE = """\
+from kvlab import beside, measure, plot
+lab = measure.open_lab("one", profile_name=PROFILE, machine=MACHINE, mode=MODE, base_url=BASE_URL)
+lab.write([lab.claim("n", {"c": c}, computed=float(c), unit="count") for c in CLIENTS or [1, 2]])
+print("drawn", list(beside.points(MACHINE, "one", "n", "c")["x"]))
+figure, axes = plot.panels(1)
+axes[0].plot(CLIENTS or [1, 2])
+plot.save(figure, lab, "one", alt="a line")"""
+PARAMETERS = COMMON + "\nCLIENTS: list[int] = []  # clients; empty: the profile's"
+
+
+@pytest.fixture(autouse=True)
+def project(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVLAB_DATA", "data")
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
+    for name in ("00_start_here", "01_one"):
+        notebook(tmp_path / "notebooks" / f"{name}.ipynb", STATE, parameters=PARAMETERS)
+    return tmp_path
+
+
+def replay(*words):
+    options = ["--mode", "replay", "--machine", "mine", "--profile", "cpu-tiny", "--allow-empty"]
+    result = CliRunner().invoke(cli.app, ["measure", "one", *options, *words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def kept(project):
+    """Everything that is stored."""
+    files = [path for name in ("data", "figures") for path in (project / name).rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files}
+
+
+def test_a_replay_with_other_parameters_leaves_claims_and_figures_alone_and_says_where_its_own_are(project):
+    assert "what if" not in replay()
+    before = kept(project)
+    assert any(path.name == "one.svg" for path in before) and any(path.name == "claims.csv" for path in before)
+    told = replay("-p", "CLIENTS=[5]")
+    assert kept(project) == before
+    aside = project / "_build" / "what-if" / "mine" / "one"
+    assert {path.name for path in aside.glob("[!.]*")} == {"claims.csv", "one.json", "one.png", "one.svg"}
+    assert "what if    CLIENTS = [5]" in told and "_build/what-if/mine/one" in told
+    shown = printed(project / "_build" / "notebooks" / "01_one.ipynb")
+    assert "What if: CLIENTS = [5]" in shown and "_build/what-if/mine/one" in shown
+    assert "drawn [5.0]" in shown  # its own claims, not the stored ones
+    assert list(claims.read(aside)["conditions"]) == ["c=5"]
+    replay()
+    assert kept(project).keys() == before.keys()
+
+
+def test_a_value_typed_into_a_cell_is_a_what_if_too(project):
+    replay()
+    before = kept(project)
+    path = notebook(project / "notebooks" / "01_one.ipynb", "CLIENTS = [7]", STATE, parameters=PARAMETERS)
+    run.execute(path, {"MODE": "replay", "MACHINE": "mine", "PROFILE": "cpu-tiny"}, project / "out.ipynb")
+    assert kept(project) == before and "What if: CLIENTS = [7]" in printed(project / "out.ipynb")
+
+
+def stored_run(machine, profile):
+    path = store.machine_dir(machine) / "load" / "run" / "run.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"profile": profile}, indent=1))
+
+
+def test_another_profile_than_the_measured_one_is_a_what_if():
+    stored_run("a", "h200")
+    assert outcome.changes("one", {}, "a", "h200") == []
+    assert outcome.changes("one", {}, "a", "cpu-tiny") == ["profile cpu-tiny"]
+    stored_run("imported", None)
+    assert outcome.changes("one", {}, "imported", "cpu-tiny") == []
+    assert outcome.changes("one", {}, "nobody", "cpu-tiny") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "asks"),
+    [
+        ("N: int = 0  # repeats; 0: the profile's", 0, False),
+        ("N: int = 0  # repeats; 0: the profile's", 3, True),
+        ("N: int = 3  # repeats; 0: the profile's", 3, True),  # edited and saved
+        ("N: list = [1, 2]  # sizes to compare", [1, 2], False),
+        ("N: list = [1, 2]  # sizes to compare", [1], True),
+        ("N: bool = True  # the limits too", True, False),
+        ("N: bool = True  # the limits too", False, True),
+    ],
+)
+def test_what_asks_for_something_else(project, line, value, asks):
+    notebook(project / "notebooks" / "01_one.ipynb", "1", parameters=f"{COMMON}\n{line}")
+    given = {"N": value, "MODE": "replay", "MACHINE": "m"}
+    assert bool(outcome.changes("one", given, "m", "cpu-tiny")) == asks
+
+
+def test_claims_are_read_where_they_are_written_and_the_stand_in_ends(project):
+    folder, other = store.machine_dir("mine"), project / "aside"
+    claims.write_section(folder, "one", [claims.claim("one", "n", {"c": 1}, computed=1.0, unit="count")])
+    stored = (folder / "claims.csv").read_bytes()
+    claims.stand_in(folder, other)
+    claims.write_section(folder, "two", [claims.claim("two", "n", computed=2.0, unit="count")])
+    assert set(claims.read(folder)["section"]) == {"one", "two"} and (folder / "claims.csv").read_bytes() == stored
+    assert list(beside.points("mine", "one", "n", "c")["computed"]) == [1.0]
+    claims.stand_in(folder, None)
+    assert set(claims.read(folder)["section"]) == {"one"}
+
+
+# -- what a cell may hold -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("CLIENTS = 8", r"CLIENTS is 8, a int; it must be a list\[int\]"),
+        ("CLIENTS = (1, 8)", "it must be a list"),
+        ("CLIENTS = [1, 'a']", "'a' is no whole number"),
+        ("MACHINE = None", "MACHINE is None"),
+    ],
+)
+def test_a_wrong_value_in_a_cell_is_one_error_before_anything_starts(project, typed, message):
+    path = notebook(project / "notebooks" / "01_one.ipynb", typed, STATE, parameters=PARAMETERS)
+    with pytest.raises(ConfigError, match=message) as caught:
+        run.execute(path, {"MODE": "replay"}, project / "out.ipynb")
+    assert "Next:" in str(caught.value) and not (project / "data").exists()
+
+
+def test_nothing_is_asked_outside_of_a_notebook(project):
+    assert outcome.asked("one") == {} == outcome.asked("nothing")
+    shutil.rmtree(project / "notebooks")
