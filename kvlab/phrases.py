@@ -12,7 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-CARETS = re.compile(r" at `\^+`")  # the marks below a statement in a traceback, stored in its place, say nothing
+# What a stored error holds and no reader of a page can use: the marks below a statement, and what to do next.
+USELESS = re.compile(r" at `\^+`|(?<=\S) Next: .*$", re.S)
 HOLE = re.compile(r"\{(\w+)\}")
 FITS = {  # what a hole may hold; every other one holds anything
     **dict.fromkeys(("n", "wanted", "nats"), r"[\d.,]+"),
@@ -33,7 +34,7 @@ def sentences(language: str = "en") -> Mapping[str, str]:
 
 def known(text: str, language: str) -> str | None:
     """What a stored English text is in a language; None where it has no form there."""
-    text = CARETS.sub("", text)
+    text = USELESS.sub("", text)
     if language == "en":
         return text
     for pattern, form in _forms(language):
@@ -51,7 +52,7 @@ def said(text: str, language: str) -> str:
     forms = [known(part, language) for part in parts]
     if len(parts) > 1 and None not in forms:  # several reasons in one
         return sentences(language)["between"].join(forms)
-    return sentences(language)["as_written"].format(text=text)
+    return sentences(language)["as_written"].format(text=USELESS.sub("", text))
 
 
 def with_unit(text: str, unit: str, language: str) -> str:

@@ -50,6 +50,14 @@ def test_marks_below_a_statement_are_left_out():
     assert phrases.said(said, "zh") == "用这些参数启动不了服务器，程序的原话是 AssertionError"
 
 
+def test_of_a_stored_error_what_to_do_next_is_left_out():
+    said = "The router is deaf: it hears no events Likely cause: events are off Next: read its logs: /logs/x"
+    assert phrases.said(said, "en") == "The router is deaf: it hears no events Likely cause: events are off"
+    assert phrases.said(said, "zh").startswith("程序的原话是“The router is deaf") and "/logs" not in phrases.said(
+        said, "zh"
+    )
+
+
 def test_a_unit_is_said_in_the_language():
     assert phrases.with_unit("22,048 tokens", "tokens", "zh") == "22,048 个 token"
     assert phrases.with_unit("22,048 tokens", "tokens", "en") == "22,048 tokens"
@@ -83,6 +91,6 @@ def test_no_english_sentence_stands_on_the_chinese_page(machine, monkeypatch, tm
     text = re.sub(OWN, " ", out.read_text(), flags=re.S)
     alts = " ".join(re.findall(r'alt="([^"]*)"', text))
     plain = re.sub(r"<[^>]*>", " ", re.sub(r"</t[dh]>", " ; ", text)) + alts
-    plain = re.sub(r"原文是“[^”]*”|原话是 [^；;。]*", " ", plain)
+    plain = re.sub(r"原文是“[^”]*”|原话是 [^；;。]*|原话是“[^”]*”，它估计的原因是“[^”]*”", " ", plain)
     assert not [found[0] for found in ENGLISH.finditer(plain)]
     assert store.machine_dir(machine).is_dir()
