@@ -52,7 +52,7 @@ def test_every_imported_package_is_a_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in project["dependencies"]}
     declared |= {"pynvml", "IPython", "nbformat", "nbclient", "yarl"}  # of nvidia-ml-py, jupyterlab, papermill, aiohttp
-    declared |= {"yaml"}  # of papermill
+    declared |= {"yaml", "traitlets"}  # of papermill
     declared |= {"kubernetes", "urllib3"}  # of the extra k8s
     declared |= {"dynamo"}  # in an environment of its own: kvlab router install dynamo
     declared |= {"torch", "uvloop", "vllm", "transformers", "tokenizers"}  # optional, or come with vLLM
