@@ -94,6 +94,13 @@ def test_axes_carry_plain_numbers():
     assert {"10", "100"} <= set(ticks(axis, "x")) and not any("10^" in text for text in ticks(axis, "x"))
 
 
+def test_within_a_decade_the_one_that_a_line_stands_at_is_named():
+    _, (axis,) = plot.panels(1)
+    axis.plot([0.92, 5.05], [0, 17])
+    plot.plain_log_x(axis)
+    assert {"1", "2", "5"} <= set(ticks(axis, "x"))
+
+
 def test_a_dumbbell_tells_the_residual():
     _, (axis,) = plot.panels(1)
     plot.dumbbell(axis, 0, 100.0, 100.0)
