@@ -4,25 +4,14 @@ import shutil
 import threading
 from pathlib import Path
 
-import pytest
+import live_for_tests
 from notebooks_for_tests import printed
 
-from kvlab import engine, live, run, store
+from kvlab import live, run, store
 from kvlab.config import LoadConfig
-from kvlab.errors import EngineMissing
 
 ROOT = Path(run.__file__).resolve().parent.parent
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def needs_the_cpu_build():
-    try:
-        build, _ = engine.installed_build()
-    except EngineMissing:
-        build = None
-    if build != "cpu":
-        pytest.skip("the CPU build of vLLM is not installed")
+pytestmark = live_for_tests.MARKS
 
 
 def test_a_server_is_watched_and_shared(tmp_path, monkeypatch):
