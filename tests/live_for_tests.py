@@ -34,6 +34,7 @@ ROUTED = LoadConfig(
 MARKS = [
     pytest.mark.vllm,
     pytest.mark.slow,
+    pytest.mark.timeout(600),  # four servers that start at once on a slow machine
     pytest.mark.skipif(not has_cpu_build(), reason="the CPU build of vLLM is not installed"),
 ]
 
