@@ -1,12 +1,12 @@
 """One notebook from its parameters to its claims with real vLLM on the CPU: one server start."""
 
+import live_for_tests
 import pytest
 from typer.testing import CliRunner
 
-from kvlab import claims, cli, engine, processes, profile, store
-from kvlab.errors import EngineMissing
+from kvlab import claims, cli, processes, profile, store
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = live_for_tests.MARKS
 EXACT = ("num_blocks", "capacity_tokens", "log_tokens")
 
 
@@ -19,12 +19,6 @@ def one_server(text):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    try:
-        build, _ = engine.installed_build()
-    except EngineMissing:
-        build = None
-    if build != "cpu":
-        pytest.skip("the CPU build of vLLM is not installed")
     (tmp_path / "own.toml").write_text(one_server((profile.FOLDER / "cpu-tiny.toml").read_text()))
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     return tmp_path
