@@ -11,6 +11,7 @@ from pathlib import Path
 import live_for_tests
 import psutil
 import pytest
+from processes_for_tests import alive
 
 from kvlab import control, leash, processes
 from kvlab.config import ServerConfig
@@ -49,10 +50,6 @@ def owner(tmp_path_factory):
     with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) as owner:
         yield owner
         owner.kill()
-
-
-def alive(tree):
-    return [process for process in tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def shared_memory():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes_for_tests import alive
 
 from kvlab import engine, ports, processes, server
 from kvlab.config import ServerConfig
@@ -36,11 +37,6 @@ def stand_in(monkeypatch):
 def make(tmp_path, words="", **options):
     config = ServerConfig(model="tiny", engine="cpu", load_format="dummy", env={"CHILD": words})
     return VllmServer(config, log_dir=tmp_path, **options)
-
-
-def alive(tree):
-    """A process that ended under an init that has not collected it yet is gone too."""
-    return [process for process in tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def left_in(folder):
