@@ -12,14 +12,13 @@ import os
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from typing import Any
 
-from kvlab import config, provenance, quiet, store
+from kvlab import config, provenance, serverless, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import KvlabError
 from kvlab.geometry import Geometry
-from kvlab.results import EMPTY, Result
+from kvlab.results import Result
 
 NAME = "hardware"
 # Large enough to leave the caches and to fill the chip, small enough for a shared one. Elements and matrix rows.
@@ -62,7 +61,7 @@ def measured(lab) -> Result:
     if lab.base_url or lab.no_grid:
         return Result(cell, None, lab.no_grid or "the hardware of an existing server is elsewhere")
     if lab.mode == "measure" or (run is None and lab.mode == "auto"):
-        run = _measure(lab, cell)
+        run = serverless.measure(lab, cell, lambda: _summary(cell.server))
     return Result(cell, run, None if run else f"no run is stored for this machine; kvlab measure {lab.section}")
 
 
@@ -72,26 +71,9 @@ def _cell(server: ServerConfig) -> Cell:
     return Cell(name=NAME, server=plain, load=load)
 
 
-def _measure(lab, cell: Cell) -> store.Run:
-    turn = quiet.take_machine()
-    began, utc = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
-    try:
-        with turn.measuring():
-            found = _in_a_process(cell.server)
-    finally:
-        turn.close()
-    manifest = {
-        "key": config.key(cell),
-        "cell": cell.model_dump(mode="json"),
-        "profile": lab.profile.name,
-        "created_utc": utc,
-        "duration_s": time.monotonic() - began,
-        "provenance": provenance.collect(),
-        "summary": found | {"n": REPEATS[found["device_type"]]},
-        "certificate": {},
-        "valid": True,
-    }
-    return store.save_run(lab.machine, lab.section, manifest, *EMPTY)
+def _summary(server: ServerConfig) -> dict[str, Any]:
+    found = _in_a_process(server)
+    return found | {"n": REPEATS[found["device_type"]]}
 
 
 def _in_a_process(server: ServerConfig) -> dict[str, Any]:

@@ -12,18 +12,16 @@ import json
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from kvlab import config, model_files, perplexity, provenance, quiet, store
+from kvlab import config, model_files, perplexity, provenance, serverless, store
 from kvlab.claims import Claim, parse_conditions
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import KvlabError
-from kvlab.results import EMPTY, Result
+from kvlab.results import Result
 
 NAME = "reference"
 EXACT, ROUNDED = "float32", "bfloat16"
@@ -45,32 +43,15 @@ def measured(lab, server: ServerConfig, load: LoadConfig, windows: int) -> Resul
     run = store.find_run(lab.machine, lab.section, config.key(cell))
     if lab.mode == "measure" or (run is None and lab.mode == "auto"):
         try:
-            run = _measure(lab, cell, windows)
+            run = serverless.measure(lab, cell, lambda: _summary(cell, windows))
         except KvlabError as error:
             return Result(cell, None, error.what, failed=True)
     return Result(cell, run, None if run else f"no run is stored for this machine; kvlab measure {lab.section}")
 
 
-def _measure(lab, cell: Cell, windows: int) -> store.Run:
-    turn = quiet.take_machine()
-    began, utc = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
-    try:
-        with turn.measuring():
-            found = _in_a_process(cell, windows)
-    finally:
-        turn.close()
-    manifest = {
-        "key": config.key(cell),
-        "cell": cell.model_dump(mode="json"),
-        "profile": lab.profile.name,
-        "created_utc": utc,
-        "duration_s": time.monotonic() - began,
-        "provenance": provenance.collect(),
-        "summary": found | {"n": windows, "weights": model_files.fingerprint(cell.server)},
-        "certificate": {},
-        "valid": True,
-    }
-    return store.save_run(lab.machine, lab.section, manifest, *EMPTY)
+def _summary(cell: Cell, windows: int) -> dict[str, Any]:
+    found = _in_a_process(cell, windows)
+    return found | {"n": windows, "weights": model_files.fingerprint(cell.server)}
 
 
 def _in_a_process(cell: Cell, windows: int) -> dict[str, Any]:
