@@ -118,7 +118,8 @@ ADVICE = [
     ),
 ]
 FAILED_ENGINE = re.compile(r"Failed core proc\(s\): \{[^}]*?: -(\d+)")  # vLLM's own word for how its engine ended
-ASKED = "[leash] ending the server: a signal asked for it"
+ENGINE_LOST = re.compile(r"EngineDeadError|engine core exited unexpectedly")  # may stand without FAILED_ENGINE
+ASKED = re.compile(r"\[leash\] ending the server: a signal asked for it|API server: shutdown triggered")
 
 
 def advice(cause: str | None) -> tuple[str | None, str | None]:
@@ -149,8 +150,10 @@ def server_died(
     text = log_path.read_text(errors="replace") if log_path.exists() else ""
     decisive = root_cause(text)
     own_error = decisive is not None and not is_consequence(decisive)
-    asked = ASKED in text  # first: its engine is then gone too, and what does not end in time is killed
-    killed = None if asked else _killed(exit_code, text, engine_gone and not own_error)
+    asked = ASKED.search(text)  # first: its engine is then gone too, and what does not end in time is killed
+    # The main process may end, with exit code 0, before anybody has looked at its engine.
+    vanished = engine_gone or (exit_code == 0 and ENGINE_LOST.search(text) is not None)
+    killed = None if asked else _killed(exit_code, text, vanished and not own_error)
     if killed:
         return _was_killed(f"The vLLM server ended {when}: {killed}.", log_path, oom_before)
     if asked or (exit_code in (0, 143) and not own_error):

@@ -41,6 +41,7 @@ class Behaviour:
 
     ttft_s: float = 0.005
     itl_s: float = 0.001
+    together: int = 0  # after the first request, a probe, nobody gets a token before so many have run at once
     tokens_per_event: int = 1
     token_ids: bool = True
     running_usage: bool = False  # usage repeated in every event
@@ -130,6 +131,7 @@ class FakeServer:
 
     async def start(self) -> None:
         """Listens, in the running loop."""
+        self._all_here = asyncio.Event()
         app = web.Application(client_max_size=2**30)
         app.on_response_prepare.append(_stamp)
         app.router.add_get("/health", _plain)
@@ -180,6 +182,10 @@ class FakeServer:
             return _error(int(fault[5:]), "as told")
         self.counts["running"] += 1
         self.most_running = max(self.most_running, self.counts["running"])
+        if len(self.bodies) == 1 or self.most_running >= self.behaviour.together:
+            self._all_here.set()
+        elif len(self.bodies) == 2:
+            self._all_here.clear()
         try:
             return await self._answer(request, asked, fault)
         finally:
@@ -196,6 +202,7 @@ class FakeServer:
         await response.prepare(request)
         if self.behaviour.lead:
             await response.write(_event(_lead(self.behaviour.lead)))
+        await self._all_here.wait()
         await asyncio.sleep(self.behaviour.ttft_s)
         self.counts["ttft_sum"] += time.perf_counter() - began
         self.counts["ttft_count"] += 1

@@ -93,6 +93,6 @@ def test_an_event_takes_few_bytes():
 @pytest.mark.slow
 def test_a_thousand_streams_in_two_processes_without_an_error():
     load = LoadConfig(concurrency=1000, processes=2, requests=1000, input_tokens=32, output_tokens=3, timeout_s=60)
-    with FakeServer(Behaviour(ttft_s=1.0, itl_s=0.2)) as fake:
+    with FakeServer(Behaviour(ttft_s=0.1, itl_s=0.2, together=1000)) as fake:
         result = run_load(fake.endpoint, load, nonce=1, progress=False)
     assert result.requests["ok"].all() and fake.most_running == 1000

@@ -232,6 +232,7 @@ START_KILLED = (
         ("INFO: serving\n", -9, True),
         (ENGINE_KILLED, None, True),
         (ENGINE_KILLED, 0, True),
+        (ENGINE_KILLED, 0, False),  # its main process was gone before anybody looked
         (START_KILLED, 1, False),
     ],
 )
@@ -256,7 +257,12 @@ def test_an_engine_with_an_error_of_its_own_is_explained_by_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "code"), [("[leash] ending the server: a signal asked for it\n", 0), ("INFO: Shutting down\n", 143)]
+    ("text", "code"),
+    [
+        ("[leash] ending the server: a signal asked for it\n", 0),
+        ("INFO: Shutting down\n", 143),
+        ("INFO 11-30 20:00:00 [launcher.py:130] [shutdown] API server: shutdown triggered\n" + ENGINE_KILLED, 0),
+    ],
 )
 def test_a_server_that_was_asked_to_end_is_told_from_one_that_failed(tmp_path, text, code):
     told = died(tmp_path, text, code)
