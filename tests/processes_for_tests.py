@@ -3,9 +3,10 @@
 import time
 
 import psutil
+from waiting_for_tests import LIMIT_S
 
 
-def alive(tree, within_s=1.0):
+def alive(tree, within_s=LIMIT_S):
     """Those of `tree` that still live after `within_s`, which one that is ending gets.
 
     A process that ended under an init that has not collected it yet is gone too.

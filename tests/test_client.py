@@ -1,10 +1,10 @@
 import asyncio
 import socket
-import time
 
 import pytest
+from waiting_for_tests import until
 
-from kvlab import answer, client
+from kvlab import answer, client, http1
 from kvlab.client import Endpoint, clock, probe, send
 from kvlab.errors import LoadError
 from kvlab.fake_server import Behaviour, FakeServer
@@ -21,17 +21,17 @@ def fake():
         yield server
 
 
-def one(fake, request=REQUEST, *, behaviour=None, endpoint=None, times=1, session=None, **arguments):
+def one(fake, request=REQUEST, *, behaviour=None, endpoint=None, times=1, session=None, zero=None, **arguments):
     """The last row of `times` requests, sent one after another through one session."""
 
     async def go():
-        where, limits = endpoint or fake.endpoint, {"timeout_s": 5} | arguments
+        where, limits = endpoint or fake.endpoint, {"timeout_s": 60} | arguments
         async with Pool(**(session or {})) as opened:
             for _ in range(times):
                 row = await send(opened, where, request, zero=zero, **limits)
         return row
 
-    zero = clock()
+    zero = clock() if zero is None else zero
     if behaviour is not None:
         fake.behaviour = behaviour
     return asyncio.run(go())
@@ -61,7 +61,7 @@ def test_the_request_pins_its_length_and_asks_for_what_is_verified(fake):  # pit
 @pytest.mark.parametrize("lead", ["role", "empty"])
 def test_ttft_waits_for_content(fake, lead):  # pitfall 1
     row = one(fake, behaviour=Behaviour(ttft_s=0.2, lead=lead))
-    assert row["ok"] and 0.2 <= row["ttft_s"] < 0.4
+    assert row["ok"] and row["ttft_s"] >= 0.2
     assert len(row["event_times_s"]) == 5
 
 
@@ -76,19 +76,20 @@ def test_reasoning_counts_as_content(fake):  # pitfall 3
 
 
 def test_the_stamp_is_taken_before_parsing(fake, monkeypatch):  # pitfall 4
-    def slow(payload):
-        time.sleep(0.15)
+    def parse(payload):
+        parsed_at_s.append(clock() - zero)
         return real(payload)
 
-    real = answer.plain_tokens
-    monkeypatch.setattr(answer, "plain_tokens", slow)
-    row = one(fake, Request(0, REQUEST.prompt, 1))
-    assert row["ok"] and row["ttft_s"] < 0.1
+    real, zero, parsed_at_s = answer.plain_tokens, clock(), []
+    monkeypatch.setattr(answer, "plain_tokens", parse)
+    row = one(fake, Request(0, REQUEST.prompt, 1), zero=zero)
+    assert row["ok"] and row["first_content_s"] < parsed_at_s[0]
 
 
 def test_latency_ends_with_the_last_content_not_with_the_usage_event(fake):  # pitfall 4
-    row = one(fake, behaviour=Behaviour(tail_delay_s=0.3))
-    assert row["ok"] and row["latency_s"] < 0.2 and row["end_s"] - row["start_s"] >= 0.3
+    row = one(fake, behaviour=Behaviour(tail_delay_s=1.0))
+    assert row["ok"] and row["end_s"] - row["start_s"] >= 1.0
+    assert row["latency_s"] < row["end_s"] - row["start_s"] - 0.5  # half of the delay: a slow reader may lose the rest
 
 
 FAULTS = {
@@ -104,13 +105,13 @@ FAULTS = {
     "short": "4 output tokens instead of 5",  # pitfall 15
     "wrong_prompt": "counted 31 prompt tokens, 30 were sent",  # pitfall 12
     "silent": "no event held content",
-    "hang": "timeout after 0.3 s",  # pitfall 8
+    "hang": "timeout after 2 s",  # pitfall 8
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_failure_is_a_row_with_its_reason_and_no_latency(fake, fault):  # pitfall 5
-    row = one(fake, behaviour=Behaviour(fault=fault), timeout_s=0.3)
+    row = one(fake, behaviour=Behaviour(fault=fault), timeout_s=2 if fault == "hang" else 60)
     assert row["ok"] is False and FAULTS[fault] in row["error"]
     assert row["ttft_s"] is row["latency_s"] is row["tpot_s"] is None
     assert row["http_status"] == (int(fault[5:]) if fault.startswith("http") else 200)
@@ -135,7 +136,7 @@ def test_a_connection_that_breaks_before_the_answer_is_a_row():
         server = await asyncio.start_server(slam, "127.0.0.1", 0)
         endpoint = Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m")
         async with server, Pool() as pool:
-            return await send(pool, endpoint, REQUEST, zero=clock(), timeout_s=5)
+            return await send(pool, endpoint, REQUEST, zero=clock(), timeout_s=60)
 
     row = asyncio.run(go())
     assert not row["ok"] and "broke before an answer" in row["error"] and row["start_s"] is not None
@@ -153,12 +154,12 @@ def test_connecting_is_not_part_of_ttft(fake):  # pitfall 9
         nonlocal resolve
         resolve, asyncio.get_running_loop().getaddrinfo = asyncio.get_running_loop().getaddrinfo, slow
         async with Pool() as pool:
-            return [await send(pool, endpoint, REQUEST, zero=clock(), timeout_s=5) for _ in range(2)]
+            return [await send(pool, endpoint, REQUEST, zero=clock(), timeout_s=60) for _ in range(2)]
 
     resolve = None
     cold, warm = asyncio.run(go())
-    assert cold["ok"] and cold["connect_s"] >= 0.3 and cold["ttft_s"] < 0.2 and cold["start_s"] >= 0.3
-    assert cold["wait_s"] < 0.1
+    assert cold["ok"] and cold["connect_s"] >= 0.3 and cold["first_content_s"] - cold["ttft_s"] >= 0.3
+    assert cold["wait_s"] + cold["connect_s"] <= cold["start_s"]  # each delay is counted once
     assert warm["ok"] and warm["connect_s"] == 0.0
 
 
@@ -170,11 +171,13 @@ def test_a_connection_for_each_request_where_asked(fake):
     assert len(fake.connections) == 1
 
 
-def test_the_pool_is_warm_before_the_first_request(fake):  # pitfall 9
+def test_the_pool_is_warm_before_the_first_request(fake, monkeypatch):  # pitfall 9
+    monkeypatch.setattr(http1, "IDLE_REUSE_S", 60.0)
+
     async def go():
         async with Pool() as pool:
             assert await client.warm_pool(pool, fake.endpoint, 8) is True
-            sent = (send(pool, fake.endpoint, REQUEST, zero=clock(), timeout_s=5) for _ in range(8))
+            sent = (send(pool, fake.endpoint, REQUEST, zero=clock(), timeout_s=60) for _ in range(8))
             return await asyncio.gather(*sent)
 
     assert [row["connect_s"] for row in asyncio.run(go())] == [0.0] * 8
@@ -182,7 +185,7 @@ def test_the_pool_is_warm_before_the_first_request(fake):  # pitfall 9
 
 def test_the_schedule_delay_is_a_column_of_its_own(fake):
     row = one(fake, scheduled=clock() - 0.5)
-    assert row["wait_s"] >= 0.5 and row["ttft_s"] < 0.2
+    assert row["wait_s"] >= 0.5 and row["ttft_s"] == pytest.approx(row["first_content_s"] - row["start_s"])
     assert row["scheduled_s"] + row["wait_s"] + row["connect_s"] == pytest.approx(row["start_s"])
 
 
@@ -192,14 +195,19 @@ def test_a_defect_of_the_client_is_no_failure_of_the_server(fake, monkeypatch):
         one(fake)
 
 
-def test_a_cancelled_request_leaves_a_row(fake):
-    rows = []
+def test_a_cancelled_request_leaves_a_row(fake, monkeypatch):
+    def receive(connection, data):
+        real(connection, data)
+        seen.append(data)
+
+    rows, seen, real = [], [], http1.Connection.data_received
+    monkeypatch.setattr(http1.Connection, "data_received", receive)
 
     async def go():
         async with Pool() as pool:
-            sent = send(pool, fake.endpoint, REQUEST, zero=clock(), timeout_s=9, record=rows.append)
+            sent = send(pool, fake.endpoint, REQUEST, zero=clock(), timeout_s=60, record=rows.append)
             task = asyncio.create_task(sent)
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(until, lambda: b"data: " in b"".join(seen))
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             return task.cancelled()
@@ -212,7 +220,7 @@ def test_a_cancelled_request_leaves_a_row(fake):
 def probed(endpoint):
     async def go():
         async with Pool() as pool:
-            return await probe(pool, endpoint, 1, 5.0)
+            return await probe(pool, endpoint, 1, 60.0)
 
     return asyncio.run(go())
 
