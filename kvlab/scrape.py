@@ -17,9 +17,9 @@ from kvlab.client import Endpoint, clock
 from kvlab.errors import ScrapeError
 from kvlab.records import SAMPLE_COLUMNS
 
-SETTLE_LIMIT_S = 2.0
+SETTLE_LIMIT_S = 10.0  # for an engine on a slow machine
 SETTLE_STEP_S = 0.05
-SCRAPE_TIMEOUT_S = 5.0
+SCRAPE_TIMEOUT_S = 30.0
 
 # Column -> sample names of vLLM's releases, newest first; the first one that is there counts. Released versions
 # carried an old and a new name side by side, so they are never added up.

@@ -1,4 +1,4 @@
-"""Waiting in tests: for a condition, as long as a slow and busy machine takes, in place of a time that was enough once."""
+"""Waiting in tests: for a condition, in place of a time that was enough on a fast and idle machine."""
 
 import time
 
