@@ -40,7 +40,7 @@ from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
 from kvlab.existing import EXISTING as EXISTING
 from kvlab.parameters import listed as listed  # what a notebook needs is offered here too
-from kvlab.results import EMPTY, refusal
+from kvlab.results import EMPTY, readable, refusal
 from kvlab.results import Result as Result
 from kvlab.results import across as across
 from kvlab.results import fit_step_model as fit_step_model
@@ -177,7 +177,7 @@ class Lab:
         failed = [run for run in stored if run.manifest["key"] == key]
         if failed:
             problems = failed[-1].manifest.get("problems") or ["no request of the run succeeded"]
-            return Result(cell, None, "; ".join(problems), failed=True)
+            return Result(cell, None, "; ".join(map(readable, problems)), failed=True)
         missing = "of this point is stored" if stored else "is stored for this machine"
         return Result(cell, None, f"{NO_RUN} {missing}; measure it with: kvlab measure {self.section}")
 

@@ -12,8 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-# What a stored error holds and no reader of a page can use: the marks below a statement, and what to do next.
-USELESS = re.compile(r" at `\^+`|(?<=\S) Next: .*$", re.S)
+# What a stored error holds and no reader of a page can use: what to do next.
+USELESS = re.compile(r"(?<=\S) Next: .*$", re.S)
 HOLE = re.compile(r"\{(\w+)\}")
 FITS = {  # what a hole may hold; every other one holds anything
     **dict.fromkeys(("n", "wanted", "nats"), r"[\d.,]+"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,8 @@ NO_ROWS, NO_SAMPLES = (
 )
 EMPTY = (NO_ROWS, NO_SAMPLES)  # the tables of a run in which nothing was sent
 LOG_SAYS = "Its log says: "
+# An error's name and nothing else, or with the marks below the statement in place of the statement.
+WORDLESS = re.compile(r"(\w+(?:Error|Exception))(?: at `[\^~ ]*`)?$")
 
 
 @dataclass(frozen=True)
@@ -129,3 +132,8 @@ def refusal(error: ServerError) -> dict[str, Any]:
     lines = error.what.splitlines()
     decisive = next((line.removeprefix(LOG_SAYS) for line in lines if line.startswith(LOG_SAYS)), lines[0])
     return {"valid": False, "problems": [f"no server with these flags: {decisive}"], "summary": {}, "certificate": {}}
+
+
+def readable(problem: str) -> str:
+    """A stored problem in words: where an engine ended with an error that says nothing, that this is all there is."""
+    return WORDLESS.sub(r"the engine ended with \1 and no message; the statement that failed is not stored", problem)

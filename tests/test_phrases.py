@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab import claims, explain, phrases, plot_small, report, store
+from kvlab import claims, explain, phrases, plot_small, report, results, store
 
 ROOT = Path(__file__).parent.parent
 MACHINES = sorted(path.parent.name for path in (ROOT / "data").glob("*/claims.csv"))
@@ -44,10 +44,17 @@ def test_what_is_stored_in_english_is_said_in_chinese_or_quoted_whole(text, said
     assert phrases.said(text, "zh") == said and phrases.said(text, "en") == text
 
 
-def test_marks_below_a_statement_are_left_out():
-    said = "no server with these flags: AssertionError at `^^^^^`"
-    assert phrases.said(said, "en") == "no server with these flags: AssertionError"
-    assert phrases.said(said, "zh") == "用这些参数启动不了服务器，程序的原话是 AssertionError"
+def test_an_error_without_a_message_is_said_in_words_and_the_error_named():
+    stored = "no server with these flags: AssertionError at `^^^^^`"
+    said = results.readable(stored)
+    assert said == (
+        "no server with these flags: the engine ended with AssertionError and no message; "
+        "the statement that failed is not stored"
+    )
+    assert results.readable(stored.replace(" at `^^^^^`", "")) == said
+    assert phrases.said(said, "zh").startswith("用这些参数启动不了服务器：引擎以 AssertionError 结束")
+    for known in ("AssertionError at `assert tp <= nodes`", "ValueError: no fp4", "one of 4 failed"):
+        assert results.readable(f"no server with these flags: {known}").endswith(known)
 
 
 def test_of_a_stored_error_what_to_do_next_is_left_out():
