@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting_for_tests import LIMIT_S, until
 
 from kvlab import leash, processes
 
@@ -40,25 +41,21 @@ def hold(request):
 
 
 def wait_for(mark, count):
-    deadline = time.monotonic() + 10
-    while len(tree := processes.members(mark)) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return tree
+    return until(lambda: len(tree := processes.members(mark)) >= count and tree)
 
 
 @pytest.mark.parametrize(("code", "expected"), [("import sys; sys.exit(7)", 7), ("", 0)])
 def test_the_exit_code_passes_through(hold, code, expected):
-    assert hold(sys.executable, "-c", code)[0].wait(10) == expected
+    assert hold(sys.executable, "-c", code)[0].wait(LIMIT_S) == expected
 
 
 def test_a_signal_becomes_128_plus_its_number(hold):
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert hold(sys.executable, "-c", code)[0].wait(10) == 128 + signal.SIGKILL
+    assert hold(sys.executable, "-c", code)[0].wait(LIMIT_S) == 128 + signal.SIGKILL
 
 
 def test_a_missing_command_is_127(hold):
-    assert hold("/no/such/program")[0].wait(10) == 127
+    assert hold("/no/such/program")[0].wait(LIMIT_S) == 127
 
 
 @pytest.mark.parametrize("how", ["end of file", "SIGTERM"])
@@ -66,18 +63,17 @@ def test_the_whole_tree_ends(hold, how):  # pitfall 26
     process, rope, mark = hold(sys.executable, "-c", TREE)
     assert len(wait_for(mark, 4)) == 4  # leash, guard, command, its own child in another session
     rope.close() if how == "end of file" else process.terminate()
-    assert process.wait(10) == 128 + signal.SIGTERM
-    assert processes.wait_until_gone(mark, 2)
+    assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert processes.wait_until_gone(mark, LIMIT_S)
 
 
 def test_a_killed_command_leaves_no_shared_memory(hold, tmp_path):  # pitfall 26
     code = "import multiprocessing as m, signal, time; signal.signal(15, signal.SIG_IGN); "
     code += "s = m.get_context('spawn').Lock(); print(s._semlock.name, flush=True); time.sleep(300)"
     process, rope, _ = hold("sh", "-c", f'exec {sys.executable} -c "{code}" >{(out := tmp_path / "name")}')
-    while not out.exists() or not out.read_text().endswith("\n"):
-        time.sleep(0.05)
+    until(lambda: out.exists() and out.read_text().endswith("\n"))
     rope.close()
-    process.wait(10)
+    process.wait(LIMIT_S)
     assert not (Path(leash.SHM) / f"sem.{out.read_text().strip().strip('/')}").exists()
 
 
@@ -86,7 +82,7 @@ def test_sigkill_of_the_leash_ends_the_tree(hold):  # pitfall 26
     wait_for(mark, 4)
     process.kill()
     process.wait()
-    assert processes.wait_until_gone(mark, 5)
+    assert processes.wait_until_gone(mark, LIMIT_S)
 
 
 @pytest.fixture
@@ -95,13 +91,6 @@ def sockets(tmp_path):
     (folder := tmp_path / "sockets").mkdir()
     (folder / "one").touch()
     return folder
-
-
-def until_gone(folder):
-    deadline = time.monotonic() + 10
-    while folder.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not folder.exists()
 
 
 @pytest.mark.parametrize("how", ["end of file", "SIGTERM", "SIGKILL of the leash", "SIGKILL of the command"])
@@ -115,18 +104,18 @@ def test_the_folder_to_remove_stays_while_the_command_runs_and_goes_with_it(hold
         next(p for p in tree if p.ppid() == process.pid and LEASH not in p.cmdline()).kill()
     else:
         process.send_signal(signal.SIGTERM if how == "SIGTERM" else signal.SIGKILL)
-    process.wait(10)
-    assert until_gone(sockets)
+    process.wait(LIMIT_S)
+    until(lambda: not sockets.exists())
 
 
 @pytest.mark.parametrize("command", [(sys.executable, "-c", ""), ("/no/such/program",)])
 def test_the_folder_to_remove_goes_where_the_command_ends_by_itself_or_never_began(hold, sockets, command):
-    hold(*command, remove=sockets)[0].wait(10)
+    hold(*command, remove=sockets)[0].wait(LIMIT_S)
     assert not sockets.exists()
 
 
 def test_no_folder_is_removed_unasked(hold, sockets):
-    assert hold("sh", "-c", f"cd {sockets}")[0].wait(10) == 0
+    assert hold("sh", "-c", f"cd {sockets}")[0].wait(LIMIT_S) == 0
     assert sockets.exists()
 
 
@@ -135,22 +124,22 @@ def test_sigkill_of_the_guard_changes_nothing(hold):  # pitfall 26
     guard = next(p for p in wait_for(mark, 4) if p.ppid() == process.pid and LEASH in p.cmdline())
     guard.kill()
     rope.close()
-    process.wait(10)
-    assert processes.wait_until_gone(mark, 2)
+    process.wait(LIMIT_S)
+    assert processes.wait_until_gone(mark, LIMIT_S)
 
 
 def test_what_a_crashed_command_leaves_is_swept_up(hold):  # pitfall 26
     code = TREE.replace("time.sleep(300)", "sys.exit(3)")
     process, _, mark = hold(sys.executable, "-c", code)
-    assert process.wait(10) == 3
-    assert processes.wait_until_gone(mark, 2)
+    assert process.wait(LIMIT_S) == 3
+    assert processes.wait_until_gone(mark, LIMIT_S)
 
 
 def test_the_command_does_not_inherit_the_rope(hold):
     code = "import os, time; print(len(os.listdir('/proc/self/fd')), flush=True)"
     plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     reader = f"import sys, subprocess; sys.exit(int(subprocess.check_output([sys.executable, '-c', {code!r}])))"
-    assert hold(sys.executable, "-c", reader)[0].wait(10) <= int(plain)
+    assert hold(sys.executable, "-c", reader)[0].wait(LIMIT_S) <= int(plain)
 
 
 def test_the_command_gets_sigint_by_default_even_from_a_background_shell(hold):  # pitfall 27
@@ -160,7 +149,7 @@ def test_the_command_gets_sigint_by_default_even_from_a_background_shell(hold): 
         process = hold(sys.executable, "-c", code)[0]
     finally:
         signal.signal(signal.SIGINT, old)
-    assert process.wait(10) == 0
+    assert process.wait(LIMIT_S) == 0
 
 
 def test_the_leash_is_light():

@@ -9,6 +9,7 @@ import time
 import fakes
 import pytest
 from fakes import EVENTS, FAILS_TO_START, cell, install, open_lab
+from waiting_for_tests import until
 
 from kvlab import claims, measure, quiet, store
 from kvlab.errors import ConfigError, KvlabError, LoadError, ServerDied, ServerError, StoreError
@@ -268,11 +269,11 @@ def test_a_server_that_cannot_start_keeps_what_was_measured():
     quiet.take_machine().close()  # others may measure now
 
 
-def interrupt_the_second_cell():
-    deadline = time.monotonic() + 60
-    while not stored() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)
+def interrupt_the_second_cell(lab):
+    until(stored)
+    bodies = lab._servers._current.fake.bodies
+    before = len(bodies)
+    until(lambda: len(bodies) > before + 5)  # the probe, and more than its two clients have under way
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -280,7 +281,7 @@ def test_ctrl_c_keeps_the_finished_cells_and_the_rows_until_then(monkeypatch):
     monkeypatch.setattr("fakes.BEHAVIOUR", Behaviour(ttft_s=0.1))
     lab = open_lab()
     cells = [cell(lab, 1, requests=2), cell(lab, 2, requests=200)]
-    threading.Thread(target=interrupt_the_second_cell).start()
+    threading.Thread(target=interrupt_the_second_cell, args=(lab,)).start()
     with pytest.raises(KeyboardInterrupt):
         lab.measure(cells)
     assert EVENTS == ["start", "stop"]

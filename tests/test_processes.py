@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting_for_tests import LIMIT_S, until
 
 from kvlab import leash, ports, processes
 from kvlab.errors import ServerError
@@ -93,7 +94,7 @@ def test_stop_ends_the_named_server_only(marked):
     first, second = marked(), marked()
     assert [server.id for server in processes.stop_servers([first[1]])] == [first[1]]
     assert listed(first[1]) is None and listed(second[1]) is not None
-    assert first[0].wait(5) == -signal.SIGTERM
+    assert first[0].wait(LIMIT_S) == -signal.SIGTERM
 
 
 def test_stop_ends_a_deaf_orphan(marked, monkeypatch):  # pitfall 26
@@ -101,7 +102,7 @@ def test_stop_ends_a_deaf_orphan(marked, monkeypatch):  # pitfall 26
     process, server_id = marked(DEAF)
     process.stdout.readline()
     processes.stop_servers([server_id])
-    assert process.wait(5) == -signal.SIGKILL
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
 def test_stop_goes_through_the_leash(monkeypatch):
@@ -110,12 +111,10 @@ def test_stop_goes_through_the_leash(monkeypatch):
     argv = [sys.executable, "-I", "-S", leash.__file__, "--fd", str(read_end), "--", sys.executable, "-c", SLEEP]
     env = os.environ | processes.marks(server_id, 1)
     process = subprocess.Popen(argv, env=env, pass_fds=(read_end,), start_new_session=True, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 10
-    while len(processes.members(server_id)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: len(processes.members(server_id)) == 3)  # leash, guard, server
     assert listed(server_id).pid != process.pid  # the server, not its leash
     processes.stop_servers([server_id])
-    assert process.wait(5) == 128 + signal.SIGTERM  # the leash saw its server end
+    assert process.wait(LIMIT_S) == 128 + signal.SIGTERM  # the leash saw its server end
     os.close(read_end)
     os.close(write_end)
 

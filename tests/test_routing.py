@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import fakes
 import pytest
 from fakes import open_lab
+from live_for_tests import needs
 
 from kvlab import (
     claims,
@@ -44,9 +45,7 @@ SIZE = hit_grid.blocks(LENGTHS.geometry, SERVER, LENGTHS.prefix_tokens, LENGTHS.
 
 
 INSTALLED = router_packages.place("vllm-router")
-needs_router = pytest.mark.skipif(
-    router_packages.version("vllm-router") is None, reason="not installed: kvlab router install vllm-router"
-)
+needs_router = needs("vllm-router")
 
 
 def with_routers(monkeypatch, tmp_path):
@@ -195,7 +194,7 @@ def test_a_dead_program_of_dynamo_is_told_with_its_log(monkeypatch, tmp_path):
     program = dynamo.Leashed(["false"], port=1, log_dir=tmp_path, name="w0", env={})
     program.start()
     there.programs = [program]
-    program._leash.wait(10)
+    program._leash.wait()
     with pytest.raises(ServerError, match=r"A program of Dynamo ended while it was in use \(exit code 1\)"):
         there.check_alive()
     there.stop()

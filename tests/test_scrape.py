@@ -144,8 +144,8 @@ def poll(fake, seconds, interval_s=0.05, **behaviour):
 
 def test_the_poller_samples_at_its_interval():  # pitfall 23
     with FakeServer() as fake:
-        frame = poll(fake, 0.52).frame()
-    assert 5 <= len(frame) <= 12 and frame["t_s"].diff().dropna().median() < 0.15
+        t_s = poll(fake, 0.6).frame()["t_s"]
+    assert 2 < len(t_s) <= (t_s.iloc[-1] - t_s.iloc[0]) / 0.05 + 2  # the first one comes before the interval begins
 
 
 def test_polled_texts_of_a_real_server_are_parsed_in_the_end():

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from processes_for_tests import alive
+from waiting_for_tests import LIMIT_S, until
 
 from kvlab import engine, ports, processes, server
 from kvlab.config import ServerConfig
@@ -112,11 +113,9 @@ def test_ready_means_a_completion_came_back(tmp_path, stand_in):  # pitfall 28
         assert running.ready_s > 1.0
 
 
-def test_death_at_start_is_told_with_its_cause_within_two_seconds(tmp_path, stand_in):  # pitfall 28
-    began = time.monotonic()
+def test_death_at_start_is_told_with_its_cause_and_not_waited_out(tmp_path, stand_in):  # pitfall 28
     with pytest.raises(ServerDied, match="exit code 7") as error:
         make(tmp_path, "crash").start()
-    assert time.monotonic() - began < 2.5
     assert "max_model_len to 96" in error.value.next_step
     assert not left_in(tmp_path)
 
@@ -124,15 +123,16 @@ def test_death_at_start_is_told_with_its_cause_within_two_seconds(tmp_path, stan
 def test_death_in_use_is_found(tmp_path, stand_in):  # pitfall 28
     with make(tmp_path) as running:
         os.kill(running.pid, signal.SIGKILL)
-        time.sleep(1.5)
+        until(lambda: running._leash.poll() is not None)
         with pytest.raises(ServerDied, match=r"killed by signal 9 \(SIGKILL\)"):
             running.check_alive()
 
 
 def test_death_of_the_engine_alone_is_found_at_once(tmp_path, stand_in):  # pitfall 26
     with make(tmp_path, "worker") as running:
-        os.kill(running.startup.engine_pids[0], signal.SIGKILL)
-        time.sleep(0.2)
+        engine_process = psutil.Process(running.startup.engine_pids[0])
+        engine_process.kill()
+        assert not alive([engine_process])
         with pytest.raises(ServerDied, match="its engine process is gone.*signal 9"):
             running.check_alive()
 
@@ -157,8 +157,8 @@ def test_a_port_held_by_a_server_of_kvlab_points_to_kvlab_stop(tmp_path, stand_i
 
 
 def test_the_start_limit_is_settable_and_names_the_phase(tmp_path, stand_in):  # pitfall 29
-    with pytest.raises(ServerError, match="not ready after 1 s; last phase: model inspection") as error:
-        make(tmp_path, "silent", ready_timeout_s=1).start()
+    with pytest.raises(ServerError, match="not ready after 4 s; last phase: model inspection") as error:
+        make(tmp_path, "silent", ready_timeout_s=4).start()
     assert "ready_timeout_s" in error.value.next_step
     assert not left_in(tmp_path)
 
@@ -168,7 +168,7 @@ def test_a_server_deaf_to_sigterm_ends_with_its_worker(tmp_path, stand_in):  # p
     tree = processes.members(running.id)
     began = time.monotonic()
     running.stop()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < processes.LEASH_S  # its leash ended it
     assert not alive(tree)
 
 
@@ -187,8 +187,8 @@ def test_two_servers_do_not_hold_each_others_rope(tmp_path, stand_in):
         assert first.port != second.port
         began = time.monotonic()
         first.stop()
-        # If the second leash held the first one's pipe, this would only end by the long way round.
-        assert time.monotonic() - began < 3
+        # If the second leash held the first one's pipe, the first leash would be waited for in vain.
+        assert time.monotonic() - began < processes.LEASH_S
         second.check_alive()
 
 
@@ -230,7 +230,7 @@ def test_the_server_dies_with_its_parent_even_by_sigkill(tmp_path):  # pitfall 2
     parent.kill()
     parent.wait()
     try:
-        assert processes.wait_until_gone(server_id, 10)
+        assert processes.wait_until_gone(server_id, LIMIT_S)
     finally:
         for process in forked:
             if process.is_running() and process.ppid() == 1:
