@@ -34,15 +34,18 @@ def execute(
     shown: bool = False,
     again: bool = False,
     settle: bool = False,
+    named: bool = True,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Executes notebooks into build/notebooks; returns seconds a section and failures a section.
 
     `profile` is the profile's whole text; `begun(section, measures)` is called as each one begins that measures, and
     `told(section, seconds or None, taken over)` as each one ends. Without `go_on` the first failure raises.
     `again`: nothing is taken over. `settle`: what has measured is replayed at the end too, beside what was measured
-    after it. `shown`: what runs is told on standard error.
+    after it. `shown`: what runs is told on standard error. `named`: somebody has chosen the machine's name, which a
+    notebook that measures is told only then (see `kvlab.outcome`).
     """
     machine, measures = given["MACHINE"], given["MODE"] != "replay"
+    measuring = given if named else given | {"MACHINE": ""}
     todo = unfinished(paths, given, build, profile)
     timings: dict[str, float] = {}
     failures: dict[str, str] = {}
@@ -66,7 +69,7 @@ def execute(
     for path in paths:
         if path in todo:
             begun(path.stem[3:], True)
-            note(path, lambda path=path: run.execute(path, given, _out(build, path), shown=shown))
+            note(path, lambda path=path: run.execute(path, measuring, _out(build, path), shown=shown))
     ready = [path for path in paths if path not in todo or (settle and path.stem[3:] in timings)]
     if ready:
         _replay(ready, given | {"MODE": "replay"}, build, profile, note, again=again, shown=shown)
@@ -77,7 +80,7 @@ def execute(
 def _replay(paths: list[Path], given, build: Path, profile: str, note: Callable, *, again: bool, shown: bool) -> None:
     """Takes over what has not changed, and executes the rest."""
     common = takeover.inputs(profile)
-    known = {} if again else {path: takeover.seconds(path, given, _out(build, path), common) for path in paths}
+    known = {} if again else {path: takeover.take(path, given, build, common) for path in paths}
     for path in paths:
         if known.get(path) is not None:
             note(path, lambda path=path: known[path], True)

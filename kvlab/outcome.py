@@ -1,12 +1,15 @@
-"""Where a section's claims and figures go: to the machine's own folders, or aside where a replay asks "what if".
+"""Where a section's claims and figures go: to the machine's own folders, or aside where somebody asks "what if".
 
-A replay is a what-if where parameters differ from the notebook's own, or the profile is none with which the machine was
-measured. It shows what it shows without touching what is stored: data/<machine>/claims.csv and figures/<machine> stay.
+A what-if shows what it shows without touching what is stored: data/<machine>/claims.csv and figures/<machine> stay.
+A replay is one where parameters or profile are none with which the machine was measured; a measurement where parameters
+differ from the notebook's own and nobody has named the machine. Whoever names it decides what is in its folder, and
+the parameters are kept there.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import sys
@@ -17,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 from kvlab import claims as claims_module
 from kvlab import imported, parameters, run, store
 from kvlab.errors import StoreError
+from kvlab.files import disk_errors, write_text
 
 if TYPE_CHECKING:
     from kvlab.claims import Claim
     from kvlab.measure import Lab
+
+ASKED = "asked.json"  # in a section's folder: the parameters with which its claims were measured, where not its own
 
 
 def asked(section: str) -> dict[str, Any]:
@@ -37,13 +43,43 @@ def asked(section: str) -> dict[str, Any]:
     return given
 
 
-def changes(section: str, given: Mapping[str, Any], machine: str, profile: str) -> list[str]:
-    """What makes a replay of stored runs a what-if, in words; nothing where it shows what was measured."""
+def changes(section: str, given: Mapping[str, Any], machine: str, profile: str, mode: str = "replay") -> list[str]:
+    """What makes a run of the notebook a what-if, in words; nothing where its claims are the machine's own.
+
+    `given["MACHINE"]` of a measurement: as it was typed, empty where the hardware names it.
+    """
+    own, stored = _own(section, given), _stored(machine, section)
+    if mode != "replay":
+        return [] if given.get("MACHINE") or own == stored else _words(own)
+    other = [] if own == stored else _words(own) or [f"the profile's own values, not {'; '.join(_words(stored))}"]
+    return other + ([] if _measured_with(machine, profile) else [f"profile {profile}"])
+
+
+def _own(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given parameters that ask for something else than the notebook by itself."""
     path = run.notebooks().get(section)
     declared = parameters.parameters(path) if path else {}
     own = {name: value for name, value in given.items() if name in declared and name not in parameters.COMMON}
-    found = [f"{name} = {value!r}" for name, value in own.items() if _differs(value, declared[name])]
-    return found + ([] if _measured_with(machine, profile) else [f"profile {profile}"])
+    return {name: value for name, value in own.items() if _differs(value, declared[name])}
+
+
+def _words(own: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {value!r}" for name, value in own.items()]
+
+
+def _stored(machine: str, section: str) -> dict[str, Any]:
+    """The parameters with which the stored claims were measured; {}: the notebook's own."""
+    path = store.machine_dir(machine) / section / ASKED
+    try:
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}", next_step="remove it, and measure again") from None
+
+
+def _store(lab: Lab) -> None:
+    path, own = lab.folder / ASKED, _own(lab.section, lab.asked)
+    with disk_errors(str(path)):
+        write_text(path, json.dumps(own, indent=1, sort_keys=True) + "\n") if own else path.unlink(missing_ok=True)
 
 
 def _differs(value: Any, declared: Mapping[str, str]) -> bool:
@@ -77,8 +113,21 @@ def what_if_dir(machine: str, section: str) -> Path:
 
 def aside(lab: Lab) -> Path | None:
     """The folder of a what-if; None where claims and figures go to the machine's own folders."""
-    asks = lab.mode == "replay" and changes(lab.section, lab.asked, lab.machine, lab.profile.name)
-    return what_if_dir(lab.machine, lab.section) if asks else None
+    return what_if_dir(lab.machine, lab.section) if _changes(lab) else None
+
+
+def _changes(lab: Lab) -> list[str]:
+    return changes(lab.section, lab.asked, lab.machine, lab.profile.name, lab.mode)
+
+
+def kept(machine: str, mode: str) -> str:
+    """What becomes of the runs of a what-if, and how its values become a machine's own."""
+    if mode == "replay":
+        return f"what is stored of {machine} stays"
+    return (
+        f"its runs are stored with those of {machine}, whose claims stay. Named with --machine {machine} (MACHINE in "
+        "the notebook) it would replace them; another name, or a profile's TOML file with these values, keeps both"
+    )
 
 
 def figures_dir(lab: Any) -> Path:
@@ -91,12 +140,14 @@ def write(lab: Lab, claims: list[Claim]) -> None:
     folder = store.machine_dir(lab.machine)
     claims_module.stand_in(folder, lab.aside)
     if lab.aside is not None:
-        said = "; ".join(changes(lab.section, lab.asked, lab.machine, lab.profile.name))
-        print(f"What if: {said}.\nClaims and figures go to {_short(lab.aside)}; what is stored of {lab.machine} stays.")
+        said = "; ".join(_changes(lab))
+        print(f"What if: {said}.\nClaims and figures go to {_short(lab.aside)}; {kept(lab.machine, lab.mode)}.")
     elif lab.mode == "replay":
         _keep_measured(lab, claims)
     stated = imported.with_imported(claims, lab.machine, lab.section)
     claims_module.write_section(folder, lab.section, stated)
+    if lab.aside is None and lab.mode != "replay":
+        _store(lab)
 
 
 def _keep_measured(lab: Lab, claims: list[Claim]) -> None:

@@ -20,12 +20,12 @@ BUILD = Path("_build")
 
 
 class Executed(NamedTuple):
-    """What became of a command: seconds a section, failures a section, and what replays asked that were what-ifs."""
+    """What became of a command: seconds a section, failures a section, and which sections were what-ifs, and why."""
 
     machine: str
     timings: dict[str, float]
     failures: dict[str, str]
-    what_if: dict[str, list[str]]
+    what_if: dict[str, str]
 
 
 def execute(
@@ -63,11 +63,11 @@ def execute(
     todo = batch.unfinished(paths, given, BUILD, text)
     if todo:
         quiet.refuse_second()
-    replays = [_name(path) for path in paths if path not in todo]
-    asked = {name: outcome.changes(name, given, lab.machine, lab.profile.name) for name in replays}
-    what_if = {name: words for name, words in asked.items() if words}
+    what_if = {_name(path): said for path in paths if (said := _what_if(path, given, lab, mode, machine, path in todo))}
     progress = _Progress(lab, mode, paths, todo)
     progress.start()
+    for said in what_if.values():
+        typer.echo(as_typed(f"what if: {said}"))
     try:
         timings, failures = batch.execute(
             paths,
@@ -80,6 +80,7 @@ def execute(
             shown=True,
             again=again,
             settle=go_on,
+            named=bool(machine),
         )
     finally:
         progress.warn()
@@ -133,10 +134,17 @@ def results(done: Executed) -> str:
         f"notebooks  {', '.join(notebooks)}",
         f"report     kvlab report --mode replay --machine {done.machine}",
     ]
-    for name, asked in done.what_if.items():
-        place = _short(outcome.what_if_dir(done.machine, name))
-        lines.insert(0, f"what if    {'; '.join(asked)}: claims and figures are in {place}; what is stored stays")
+    lines[:0] = [f"what if    {said}" for said in done.what_if.values()]
     return as_typed("\n".join(lines))
+
+
+def _what_if(path: Path, given: dict, lab: measure.Lab, mode: str, typed: str, measures: bool) -> str:
+    """What a notebook asks that is a what-if, where its claims and figures go, and how to keep them; else ""."""
+    section, mode = _name(path), mode if measures else "replay"
+    asked = given | {"MACHINE": typed}
+    words = outcome.changes(section, asked, lab.machine, lab.profile.name, mode)
+    place = _short(outcome.what_if_dir(lab.machine, section))
+    return f"{'; '.join(words)}: claims and figures go to {place}; {outcome.kept(lab.machine, mode)}" if words else ""
 
 
 class _Progress:

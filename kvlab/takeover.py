@@ -1,7 +1,8 @@
 """A replay whose every input is what it was is taken over from the build folder instead of being executed again.
 
 Inputs: notebook, parameters, profile with the files that it names, kvlab's own files, the installed versions, the
-hardware, and all stored data. What the replay left has to be there as it was too: executed notebook and figures.
+hardware, and all stored data. The figures that the replay left have to be there as they were too; the executed notebook
+is kept for each machine, so that whoever goes from one machine to another and back waits once for each.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import Any
 
 from kvlab import files, outcome, provenance, store
 
-FILE = "replayed.json"  # in the build folder: executed notebook -> {stamp, seconds} of its last replay
+FILE = "replayed.json"  # in the build folder: machine/notebook -> {stamp, seconds} of its last replay
+KEPT = "replayed"  # in the build folder: machine/notebook as that replay left it
 PACKAGE = Path(__file__).parent
 
 
@@ -45,22 +48,43 @@ def stamp(path: Path, given: Mapping[str, Any], out: Path, common: str) -> str:
     return _digest([common, dict(given), [(file.name, _content(file)) for file in left], aside])
 
 
-def seconds(path: Path, given: Mapping[str, Any], out: Path, common: str) -> float | None:
-    """What the replay took that stands in the build folder and may be taken over; None where it has to be executed."""
-    known = _read(out.parent.parent).get(out.name)
-    if known is None or not out.is_file() or known["stamp"] != stamp(path, given, out, common):
+def take(path: Path, given: Mapping[str, Any], build: Path, common: str) -> float | None:
+    """Puts the executed notebook of the last replay of this machine into its place, and returns what that took.
+
+    None, and nothing is touched, where it has to be executed.
+    """
+    out, kept = _places(path, given, build)
+    known = _read(build).get(str(kept.relative_to(build / KEPT)))
+    if known is None or not kept.is_file() or known["stamp"] != stamp(path, given, kept, common):
         return None
+    if not out.is_file() or _content(out) != _content(kept):
+        _copy(kept, out)
     return known["seconds"]
 
 
 def remember(took_s: Mapping[Path, float], given: Mapping[str, Any], build: Path, common: str) -> None:
-    """Keeps the stamps of replays that have just ended; `took_s`: notebook -> seconds."""
+    """Keeps replays that have just ended, and their stamps; `took_s`: notebook -> seconds."""
     with files.locked(build):
         known = _read(build)
         for path, took in took_s.items():
-            found = stamp(path, given, build / "notebooks" / path.name, common)
-            known[path.name] = {"stamp": found, "seconds": round(took, 3)}
+            out, kept = _places(path, given, build)
+            _copy(out, kept)
+            entry = {"stamp": stamp(path, given, kept, common), "seconds": round(took, 3)}
+            known[str(kept.relative_to(build / KEPT))] = entry
         files.write_text(build / FILE, json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def _places(path: Path, given: Mapping[str, Any], build: Path) -> tuple[Path, Path]:
+    """Where the executed notebook lies for everybody, and where it is kept for its machine."""
+    return build / "notebooks" / path.name, build / KEPT / given["MACHINE"] / path.name
+
+
+def _copy(source: Path, target: Path) -> None:
+    new = target.with_name(f".{target.name}.new")
+    with files.disk_errors(str(target)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, new)
+        new.replace(target)
 
 
 def _read(build: Path) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A replay with other parameters shows a what-if and leaves what is stored alone."""
+"""Other parameters are a what-if and leave what is stored alone, unless somebody measures and names the machine."""
 
 import json
 import shutil
@@ -7,14 +7,14 @@ import pytest
 from notebooks_for_tests import COMMON, notebook, printed
 from typer.testing import CliRunner
 
-from kvlab import beside, claims, cli, outcome, run, store
+from kvlab import beside, claims, cli, outcome, provenance, run, store
 from kvlab.errors import ConfigError
 
 STATE = """\
 from kvlab import beside, measure, plot
 lab = measure.open_lab("one", profile_name=PROFILE, machine=MACHINE, mode=MODE, base_url=BASE_URL)
 lab.write([lab.claim("n", {"c": c}, computed=float(c), unit="count") for c in CLIENTS or [1, 2]])
-print("drawn", list(beside.points(MACHINE, "one", "n", "c")["x"]))
+print("drawn", list(beside.points(lab.machine, "one", "n", "c")["x"]))
 figure, axes = plot.panels(1)
 axes[0].plot(CLIENTS or [1, 2])
 plot.save(figure, lab, "one", alt="a line")"""
@@ -112,6 +112,62 @@ def test_claims_are_read_where_they_are_written_and_the_stand_in_ends(project):
     assert list(beside.points("mine", "one", "n", "c")["computed"]) == [1.0]
     claims.stand_in(folder, None)
     assert set(claims.read(folder)["section"]) == {"one"}
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
+
+
+def measure(*words):
+    result = CliRunner().invoke(cli.app, ["measure", "one", "--profile", "cpu-tiny", *words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def measures(monkeypatch):
+    """Nothing is measured by these notebooks, but they may."""
+    monkeypatch.setattr("kvlab.ready.require", lambda lab: None)
+    return provenance.machine_name()
+
+
+def stated(machine):
+    return list(claims.read(store.machine_dir(machine))["conditions"])
+
+
+@pytest.mark.parametrize("mode", ["auto", "measure"])
+def test_a_measurement_with_other_parameters_leaves_the_claims_of_the_machine_alone(project, measures, mode):
+    assert "what if" not in measure()
+    before = kept(project)
+    told = measure("-p", "CLIENTS=[5]", "--mode", mode)
+    assert {path: data for path, data in kept(project).items() if path in before} == before
+    assert stated(measures) == ["c=1", "c=2"]
+    aside = project / "_build" / "what-if" / measures / "one"
+    assert list(claims.read(aside)["conditions"]) == ["c=5"] and (aside / "one.svg").is_file()
+    assert told.count("CLIENTS = [5]: claims and figures go to") == 2  # before it measures, and at the end
+    assert f"--machine {measures}" in told and "TOML" in told
+    assert "What if: CLIENTS = [5]" in printed(project / "_build" / "notebooks" / "01_one.ipynb")
+
+
+def test_a_value_typed_into_a_cell_that_measures_is_a_what_if_until_the_machine_is_named(project, measures):
+    path = notebook(project / "notebooks" / "01_one.ipynb", "CLIENTS = [7]", STATE, parameters=PARAMETERS)
+    run.execute(path, {"MODE": "auto", "PROFILE": "cpu-tiny"}, project / "out.ipynb")
+    assert stated(measures) == [] and "What if: CLIENTS = [7]" in printed(project / "out.ipynb")
+    run.execute(path, {"MODE": "auto", "PROFILE": "cpu-tiny", "MACHINE": "mine"}, project / "out.ipynb")
+    assert stated("mine") == ["c=7"] and "What if" not in printed(project / "out.ipynb")
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["the hardware's name", "another name"])
+def test_whoever_names_the_machine_gets_these_claims_there_and_a_replay_keeps_them(project, measures, own):
+    measure()
+    name = measures if own else "larger"
+    assert "what if" not in measure("--machine", name, "-p", "CLIENTS=[5]")
+    assert stated(name) == ["c=5"] and stated(measures) == (["c=5"] if own else ["c=1", "c=2"])
+    assert "what if" not in measure("--machine", name, "-p", "CLIENTS=[5]", "--mode", "replay", "--allow-empty")
+    assert "not CLIENTS = [5]" in measure("--machine", name, "--mode", "replay", "--allow-empty")
+    assert "CLIENTS = [6]" in measure("--machine", name, "-p", "CLIENTS=[6]", "--mode", "replay", "--allow-empty")
+    assert stated(name) == ["c=5"]
+    measure("--machine", name)  # as the profile has it
+    assert stated(name) == ["c=1", "c=2"] and not list((project / "data").rglob("asked.json"))
 
 
 # -- what a cell may hold -----------------------------------------------------------------------------------------

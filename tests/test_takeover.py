@@ -41,7 +41,7 @@ PROFILE = '{"text": "heldout"}{"CONCURRENCY": [1]}'
 
 def found(project, given=GIVEN, profile=PROFILE):
     path = project / "notebooks" / "02_load.ipynb"
-    return takeover.seconds(path, given, project / "build" / "notebooks" / path.name, takeover.inputs(profile))
+    return takeover.take(path, given, project / "build", takeover.inputs(profile))
 
 
 def test_nothing_has_changed(replayed):
@@ -59,7 +59,6 @@ CHANGED = {
     "another machine's claims": "data/other/claims.csv",
     "a new machine": "data/new/claims.csv",
     "a figure": "figures/m/load.svg",
-    "the executed notebook": "build/notebooks/02_load.ipynb",
 }
 
 
@@ -70,10 +69,22 @@ def test_a_changed_file_executes_again(replayed, file):
     assert found(replayed) is None
 
 
-@pytest.mark.parametrize("file", ["figures/m/load.svg", "figures/m/load.json", "build/notebooks/02_load.ipynb"])
+@pytest.mark.parametrize("file", ["figures/m/load.svg", "figures/m/load.json", "build/replayed/m/02_load.ipynb"])
 def test_what_the_replay_left_has_to_be_there(replayed, file):
     (replayed / file).unlink()
     assert found(replayed) is None
+
+
+def test_the_executed_notebook_is_kept_for_each_machine(replayed):
+    """`MACHINE=a make replay`, `MACHINE=b make replay`, and back again."""
+    path, out = (replayed / folder / "02_load.ipynb" for folder in ("notebooks", "build/notebooks"))
+    out.write_text("executed for b")
+    takeover.remember({path: 7.0}, GIVEN | {"MACHINE": "b"}, replayed / "build", takeover.inputs(PROFILE))
+    assert found(replayed) == 3.5 and out.read_text() == "executed"
+    assert found(replayed, GIVEN | {"MACHINE": "b"}) == 7.0 and out.read_text() == "executed for b"
+    out.unlink()
+    assert found(replayed) == 3.5 and out.read_text() == "executed"
+    assert found(replayed, GIVEN | {"MACHINE": "c"}) is None
 
 
 def test_other_parameters_profiles_and_versions_execute_again(replayed, monkeypatch):
