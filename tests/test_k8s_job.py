@@ -47,7 +47,7 @@ def test_the_results_are_offered_until_they_are_fetched(tmp_path, monkeypatch, c
     holding = threading.Thread(target=lambda: codes.append(k8s_job.hold("mine", words, port=port, hold_s=60)))
     holding.start()
     answer = _get(port, "results.tar.gz")
-    holding.join(20)
+    holding.join(60)
     assert codes == [2] and answer.headers[k8s_job.CODE] == "2"
     with tarfile.open(fileobj=io.BytesIO(answer.read()), mode="r:gz") as tar:
         assert tar.getnames() == ["mine/load/run.json"]  # one machine, and no lock

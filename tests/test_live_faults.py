@@ -12,7 +12,9 @@ import live_for_tests
 import psutil
 import pytest
 
-from kvlab import ports, processes, profile, quiet, store
+from kvlab import processes, profile, quiet, scrape, store
+from kvlab.client import Endpoint
+from kvlab.errors import ScrapeError
 
 pytestmark = live_for_tests.MARKS
 STARTED: list[subprocess.Popen] = []
@@ -72,11 +74,16 @@ def wait_for(child, found):
 
 
 def server_in_use(child):
-    """The server of the measurement, once it has answered."""
+    """The server of the measurement, once it has requests."""
     own = wait_for(child, lambda: [s for s in processes.list_servers() if owner(s) in tree(child.pid)])[0]
-    wait_for(child, lambda: not ports.is_free(own.port))
-    time.sleep(3.0)
+    wait_for(child, lambda: _running(own.port))
     return own
+
+
+def _running(port):
+    """How many requests the server works on; none where it does not answer yet."""
+    with contextlib.suppress(ScrapeError):
+        return scrape.fetch(Endpoint(f"http://127.0.0.1:{port}", "any"))["running"]
 
 
 def owner(server):
@@ -89,7 +96,7 @@ def tree(pid):
 
 def end(project, child, server):
     """What the command said at its end; nothing of its server is left, and others may measure."""
-    out, told = child.communicate(timeout=90)
+    out, told = child.communicate(timeout=180)
     with within(project):
         assert not processes.members(server.id) and quiet.measuring() is None
     assert "Traceback" not in told + out and told.count("Next:") <= 1

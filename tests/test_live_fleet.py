@@ -100,7 +100,7 @@ def test_a_cache_aware_router_finds_every_prefix_again(kind, running, tmp_path):
 def test_one_that_is_killed_is_named_and_the_other_ends(running):
     """The last one: nothing is left of the fleet."""
     os.kill(running.servers[1].pid, signal.SIGKILL)
-    running.servers[1]._leash.wait(30)
+    running.servers[1]._leash.wait(60)
     with pytest.raises(ServerDied, match="Worker w1 of 2"):
         running.check_alive()
     assert running.servers == []

@@ -44,8 +44,8 @@ def test_a_unique_load_is_counted_alike_on_both_sides_and_hits_nothing(server): 
     assert certificate["output_tokens_rows"] == certificate["output_tokens_counter"] == 28 * 16
     assert certificate["unexplained_prefix_hits"] == 0 and certificate["tokens_per_event"] == "exact"
     assert result.requests["event_tokens"].map(sum).eq(16).all()  # pitfall 2
-    assert result.window is not None and abs(certificate["littles_law_residual"]) < 0.2
-    assert -0.005 < certificate["ttft_client_minus_server_s"] < 0.1
+    assert result.window is not None and abs(certificate["littles_law_residual"]) < 0.3
+    assert -0.005 < certificate["ttft_client_minus_server_s"] < result.requests["ttft_s"].mean()
     again = run_load(server.endpoint, load(), nonce=2, progress=False)
     assert again.certificate["unexplained_prefix_hits"] == 0
 
