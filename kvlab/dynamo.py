@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kvlab import caches, control, engine, model_files, ports, processes, router_checks, router_packages, scrape
+from kvlab import caches, control, engine, fleet, model_files, ports, processes, router_checks, router_packages, scrape
 from kvlab.client import Endpoint
 from kvlab.config import Cell, ServerConfig
 from kvlab.control import Capacity
@@ -29,7 +29,7 @@ MODES = {"dynamo-kv": "kv", "dynamo-random": "random", "dynamo-round-robin": "ro
 WORKER = "kvlab.dynamo_worker"
 LOCAL = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_SYSTEM_HOST")
 PLANES = {"DYN_DISCOVERY_BACKEND": "file", "DYN_EVENT_PLANE": "zmq", "DYN_REQUEST_PLANE": "tcp"}
-POLL_S = 0.25
+POLL_S, READY_S = 0.25, 900.0  # as a fleet's: a cold start on a slow machine compiles for minutes
 
 
 def is_kind(service: str) -> bool:
@@ -43,8 +43,9 @@ class DynamoDeployment:
     The prefix caches are not emptied between cells: prompts of two runs share nothing, and what is old goes first.
     """
 
-    def __init__(self, config: ServerConfig, workers: int, log_dir: Path, *, ready_timeout_s: float = 600.0):
-        self.config, self.workers, self.ready_timeout_s = config, workers, ready_timeout_s
+    def __init__(self, config: ServerConfig, workers: int, log_dir: Path, placement: str = "spread"):
+        self.config, self.workers, self.placement = config, workers, placement
+        self.places: list[fleet.Place] = []
         self._log_dir = Path(log_dir) / f"dynamo-{id(self):x}"
         self.log_path = self._log_dir / "dynamo.log"
         self.programs: list[Leashed] = []
@@ -60,9 +61,10 @@ class DynamoDeployment:
         self._model, self._extra = model_files.resolve_model(self.config)
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._began = time.monotonic()
+        self.places, configs = fleet.allot([self.config] * self.workers, self.placement)
         try:
-            for i in range(self.workers):
-                self._start_worker(i)
+            for place, config in zip(self.places, configs, strict=True):
+                self._start_worker(place, config)
             self._wait(self.programs, lambda: all(map(_has_engine, self.endpoints)))
         except BaseException:
             self.stop()
@@ -71,28 +73,28 @@ class DynamoDeployment:
         self._capacity = control.read_capacity(self.endpoints[0])
         return self
 
-    def _start_worker(self, i: int) -> None:
+    def _start_worker(self, place: fleet.Place, config: ServerConfig) -> None:
         port, sockets = ports.free_port(), tempfile.mkdtemp(prefix="kvlab-")  # the path of a socket has to be short
-        flags = engine.to_argv(self.config, self._model, port)
+        flags = engine.to_argv(config, self._model, port)
         flags = flags[flags.index("--enable-prompt-tokens-details") + 1 :]
-        argv = [sys.executable, "-m", WORKER, "--model", self._model, "--served-model-name", self.config.served_name]
+        argv = [*fleet.launcher(place), sys.executable, "-m", WORKER]
+        argv += ["--model", self._model, "--served-model-name", config.served_name]
         argv += [*flags, *self._extra, "--kv-events-config", json.dumps(events_config(sockets))]
-        env = {"VLLM_RPC_BASE_PATH": sockets} | engine.environment(self.config, local_model=True)
-        env |= caches.environment(self.config)
+        env = {"VLLM_RPC_BASE_PATH": sockets} | engine.environment(config, local_model=True)
+        env |= caches.environment(config) | config.env
         program = Leashed(
             argv,
             port=port,
             log_dir=self._log_dir,
-            name=f"w{i}",
+            name=place.worker,
             env=self._environment(env) | {"DYN_SYSTEM_PORT": str(port)},
             remove=sockets,
         )
         program.start()
         self.programs.append(program)
         vocab = model_files.safe_token_ids(self._model) or control.GUESSED_VOCAB
-        self.endpoints.append(
-            Endpoint(f"http://127.0.0.1:{port}", self.config.served_name, vocab=vocab, worker=f"w{i}")
-        )
+        base_url = f"http://127.0.0.1:{port}"
+        self.endpoints.append(Endpoint(base_url, config.served_name, vocab=vocab, worker=place.worker))
 
     def _environment(self, base: dict[str, str]) -> dict[str, str]:
         own = router_packages.environment("dynamo", base)
@@ -103,16 +105,17 @@ class DynamoDeployment:
             for program in programs:
                 if not program.running:
                     raise self._died(program, "while it started")
-            if time.monotonic() - self._began > self.ready_timeout_s:
+            if time.monotonic() - self._began > READY_S:
                 raise ServerError(
-                    f"Dynamo was not ready after {self.ready_timeout_s:g} s",
+                    f"Dynamo was not ready after {READY_S:g} s",
                     next_step=f"read its logs: {self._log_dir}",
                 )
             time.sleep(POLL_S)
 
     def serves(self, cell: Cell) -> bool:
         """Whether these workers are what the cell asks for: Dynamo routes to all of them."""
-        return cell.server == self.config and cell.workers == self.workers and is_kind(cell.service)
+        alike = cell.server == self.config and cell.placement == self.placement
+        return alike and cell.workers == self.workers and is_kind(cell.service)
 
     def use(self, cell: Cell) -> DynamoDeployment:
         """A new frontend in the cell's mode. Raises ConfigError or ServerError; nothing was sent then."""
@@ -198,14 +201,10 @@ class DynamoDeployment:
         told |= {"command": shlex.join(self._frontend.argv), "flags": self._flags, "mode": self._mode}
         told["decisions"] = self._counts() | {"found_tokens": round(self._hit_tokens() - self._hits_before)}
         workers = [
-            {
-                "worker": e.worker,
-                "port": p.port,
-                "pid": p.pid,
-                "command": shlex.join(p.argv),
-                "memory": processes.memory_of(p.id),
-            }
-            for e, p in zip(self.endpoints, self.programs, strict=True)
+            {"worker": place.worker, "port": p.port, "pid": p.pid}
+            | place.told()
+            | {"command": shlex.join(p.argv), "memory": processes.memory_of(p.id)}
+            for place, p in zip(self.places, self.programs, strict=True)
         ]
         first = {"version": engine.installed_build()[1], "command": workers[0]["command"]}
         return first | {

@@ -31,6 +31,11 @@ class Place:
     gpus: tuple[str, ...] = ()
     cores: tuple[int, ...] | None = None
 
+    def told(self) -> dict[str, str | None]:
+        """As a run says it: GPUs and cores, null where it may use all of them."""
+        cores = None if self.cores is None else ",".join(map(str, self.cores))
+        return {"gpu": ",".join(self.gpus) or None, "cores": cores}
+
 
 def places(configs: Sequence[ServerConfig], cores: Sequence[int], gpus: Sequence[str], placement: str) -> list[Place]:
     """One place a worker. ConfigError for an unknown placement, or more GPUs a worker than there are.
@@ -79,6 +84,21 @@ def placed(config: ServerConfig, place: Place, gpus: int) -> ServerConfig:
     return config.model_copy(update={"env": env | config.env})
 
 
+def allot(configs: Sequence[ServerConfig], placement: str) -> tuple[list[Place], list[ServerConfig]]:
+    """Each worker's place on this machine, and its own configuration. ConfigError where the GPUs cannot hold them."""
+    gpus = gpu_names()
+    _check_shared(configs, len(gpus))
+    found = places(configs, sorted(os.sched_getaffinity(0)), gpus, placement)
+    return found, [placed(config, place, len(gpus)) for config, place in zip(configs, found, strict=True)]
+
+
+def launcher(place: Place) -> tuple[str, ...]:
+    """What stands before a worker's command, so that it stays on its cores."""
+    if place.cores is None or not shutil.which("taskset"):
+        return ()
+    return ("taskset", "-c", ",".join(map(str, place.cores)))
+
+
 class Fleet:
     """Servers of this process; they end with `stop`, with the `with` block, or with this process.
 
@@ -116,19 +136,16 @@ class Fleet:
         """Starts all of them at once and waits. The first that fails ends the others and is raised, with its cause."""
         from kvlab import server
 
-        gpus = gpu_names()
-        cores = sorted(os.sched_getaffinity(0))
-        _check_shared(self.configs, len(gpus))
-        self.places = places(self.configs, cores, gpus, self._placement)
+        self.places, configs = allot(self.configs, self._placement)
         self.servers = [
             server.VllmServer(
-                placed(config, place, len(gpus)),
+                config,
                 log_dir=self.log_dir,
                 ready_timeout_s=self.ready_timeout_s,
                 on_phase=lambda phase, elapsed_s: None,
-                launcher=_pinned(place),
+                launcher=launcher(place),
             )
-            for config, place in zip(self.configs, self.places, strict=True)
+            for config, place in zip(configs, self.places, strict=True)
         ]
         pool = ThreadPoolExecutor(max_workers=len(self.servers))
         try:
@@ -167,8 +184,7 @@ class Fleet:
                 "worker": place.worker,
                 "port": getattr(one, "port", None),
                 "pid": getattr(one, "pid", None),
-                "gpu": ",".join(place.gpus) or None,
-                "cores": None if place.cores is None else ",".join(map(str, place.cores)),
+                **place.told(),
                 "model": one.config.model,
                 "version": getattr(one, "version", None),
             }
@@ -204,12 +220,6 @@ class Fleet:
         with ThreadPoolExecutor(max_workers=len(servers)) as pool:
             list(pool.map(lambda one: one.stop(), servers))
         self.servers = []
-
-
-def _pinned(place: Place) -> tuple[str, ...]:
-    if place.cores is None or not shutil.which("taskset"):
-        return ()
-    return ("taskset", "-c", ",".join(map(str, place.cores)))
 
 
 def _check_shared(configs: Sequence[ServerConfig], gpus: int) -> None:

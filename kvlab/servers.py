@@ -98,9 +98,8 @@ class Servers:
         most = max(cell.workers, self.fleet_sizes.get(cell.server.model_dump_json(), 1))
         self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
         workers = cell.workers if cell.fresh else most
-        if is_kind(cell.service):
-            return DynamoDeployment(cell.server, workers, self._logs)
-        return Deployment(cell.server, workers, self._logs, cell.placement)
+        kind = DynamoDeployment if is_kind(cell.service) else Deployment
+        return kind(cell.server, workers, self._logs, cell.placement)
 
     def start_together(self, cells: list[Cell], quiet: Quiet) -> None:
         """Starts every server that is not up yet at once, where notebooks take turns; an idle one disturbs nobody.
@@ -159,8 +158,8 @@ def _place(cell: Cell) -> str:
     """Names the fleet of a cell: cells of the same configuration share one, and Dynamo's workers are others."""
     from kvlab.dynamo import is_kind
 
-    family = "dynamo" if is_kind(cell.service) else cell.placement
-    return f"{family} {cell.server.model_dump_json()}"
+    family = "dynamo" if is_kind(cell.service) else "fleet"
+    return f"{family} {cell.placement} {cell.server.model_dump_json()}"
 
 
 def _start_all(new: dict[str, Any], quiet: Quiet) -> dict[str, BaseException | None]:

@@ -200,27 +200,57 @@ def test_a_dead_program_of_dynamo_is_told_with_its_log(monkeypatch, tmp_path):
     there.stop()
 
 
-def test_a_worker_tells_its_blocks_where_it_binds_and_dynamo_listens(monkeypatch, tmp_path):
-    started = []
+@pytest.fixture
+def launched(monkeypatch, tmp_path):
+    """The programs of Dynamo that would have been launched."""
+    programs = []
 
     class Recorded(dynamo.Leashed):
         def start(self):
-            started.append(self)
+            programs.append(self)
 
     monkeypatch.setattr(dynamo, "Leashed", Recorded)
-    monkeypatch.setattr(dynamo.engine, "environment", lambda config, local_model: {})
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")  # the path of a socket has to be short
+    monkeypatch.setattr(dynamo.engine, "check", lambda config: None)
+    monkeypatch.setattr(dynamo.engine, "metadata_stub", lambda: None)
+    monkeypatch.setattr(dynamo, "_has_engine", lambda endpoint: True)
+    monkeypatch.setattr(dynamo.control, "read_capacity", lambda endpoint: None)
     monkeypatch.setattr(router_packages, "require", lambda product: (tmp_path, "1"))
-    there = dynamo.DynamoDeployment(CPU, 1, tmp_path)
-    there._model, there._extra = dynamo.model_files.resolve_model(CPU)
-    there._start_worker(0)
-    (worker,) = started
+    yield programs
+    for program in programs:
+        Path(program._remove).rmdir()
+
+
+@pytest.mark.parametrize(("placement", "wanted"), [("spread", ["0", "1", "0"]), ("one", ["0", "0", "0"])])
+def test_the_workers_of_dynamo_have_their_gpus_as_those_of_a_fleet(monkeypatch, tmp_path, launched, placement, wanted):
+    monkeypatch.setattr("kvlab.gpu.gpus", lambda: [{}, {}])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = ServerConfig(model="tiny", kv_cache_memory_bytes=2**30, gpu_memory_utilization=0.01, env={"MINE": "1"})
+    there = dynamo.DynamoDeployment(config, 3, tmp_path, placement).start()
+    assert [program._env["CUDA_VISIBLE_DEVICES"] for program in launched] == wanted
+    assert [place.told()["gpu"] for place in there.places] == wanted
+    assert all(program._env["NCCL_NVLS_ENABLE"] == "0" and program._env["MINE"] == "1" for program in launched)
+    load = LOAD.model_copy(update={"new_connection": False})
+    asked = Cell(name="x", server=config, load=load, workers=3, service="router:dynamo-kv", placement=placement)
+    assert there.serves(asked) and not there.serves(asked.model_copy(update={"placement": "packed"}))
+
+
+def test_workers_of_dynamo_that_would_take_a_whole_gpu_do_not_share_one(monkeypatch, tmp_path, launched):
+    monkeypatch.setattr("kvlab.gpu.gpus", lambda: [{}])
+    with pytest.raises(ConfigError, match="2 workers share 1 GPU"):
+        dynamo.DynamoDeployment(ServerConfig(model="tiny"), 2, tmp_path).start()
+    assert launched == []
+
+
+def test_a_worker_tells_its_blocks_where_it_binds_and_dynamo_listens(tmp_path, launched):
+    dynamo.DynamoDeployment(CPU, 1, tmp_path).start()
+    (worker,) = launched
     told = json.loads(worker.argv[worker.argv.index("--kv-events-config") + 1])
     # vLLM connects to tcp://127.0.0.1:N, and so does Dynamo: nobody binds it, and no event arrives. pitfall 34
     assert told["enable_kv_cache_events"] and told["endpoint"].startswith("ipc:///")
     folder = Path(told["endpoint"].removeprefix("ipc://")).parent
     assert folder.is_dir() and len(told["endpoint"]) < 100  # a path of more than 107 bytes is no socket
     assert worker._env["VLLM_RPC_BASE_PATH"] == worker._remove == str(folder)
-    folder.rmdir()
 
 
 def test_the_folder_of_a_program_goes_with_it(tmp_path):
