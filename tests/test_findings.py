@@ -66,3 +66,20 @@ def test_failures_lead_to_their_section_and_the_page_shows_every_condition(monke
     page = out.read_text()
     assert re.search(r'<a href="#fp8_kv">[^<]*' + re.escape(end), page)
     assert page.count('<tr class="where') == 4 * len(DRAWN) and "<caption>" in page
+
+
+def test_the_first_screen_shows_every_finding_with_its_picture_and_the_readers_own_number(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
+    own = claims.claim(
+        "chunked_prefill", "itl_max_s", {"chunk": 2048, "in": 3500}, computed=0.4, measured=0.5, unit="s"
+    )
+    claims.write_section(store.machine_dir("mine"), "chunked_prefill", [own])
+    page = report.build("mine", tmp_path / "report.html", timings={}, failures={}, pictures=DRAWN).read_text()
+    tiles = re.findall(r'<li class="tile">.*?</li>', page, re.S)
+    assert len(tiles) == len(DRAWN) == 8
+    assert all(
+        f'id="{link}"' in page and "<img" in tile for tile in tiles for link in re.findall(r'href="#([^"]*)', tile)
+    )
+    chunk = next(tile for tile in tiles if "#finding-chunk" in tile)
+    assert "400 ms" in chunk and '<span class="measured">500 ms</span> (+25.0%)' in chunk
+    assert "not measured" in next(tile for tile in tiles if "#finding-fp8" in tile)
