@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 LOCAL = ("127.0.0.1", "localhost", "::1")
 GUESSED_VOCAB = (1000, 30000)  # ordinary tokens of almost every model
 GUESSED_BLOCK = 128  # the largest default block; a multiple of the others
-RESET_TRIES = 5  # blocks of a request that ended just now may still be held
+RESET_TRIES = 25  # blocks of a request that ended just now may still be held
+CALL_S = 30.0  # a server that is busy or on a slow machine answers late
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Capacity:
         return self.metric_blocks * self.metric_block_size
 
 
-def call(endpoint: Endpoint, path: str, body: Any = None, *, post: bool = False, timeout_s: float = 10.0):
+def call(endpoint: Endpoint, path: str, body: Any = None, *, post: bool = False, timeout_s: float = CALL_S):
     """(status, text) of one request; a status of 400 and more is an answer too. OSError if there is none."""
     data = json.dumps(body).encode() if body is not None else b"" if post else None
     headers = {"Content-Type": "application/json", **endpoint.headers}
@@ -70,7 +71,7 @@ def call(endpoint: Endpoint, path: str, body: Any = None, *, post: bool = False,
         raise OSError(f"no HTTP answer: {error!r}") from None
 
 
-def served_models(endpoint: Endpoint, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+def served_models(endpoint: Endpoint, timeout_s: float = CALL_S) -> list[dict[str, Any]]:
     """The entries of /v1/models; ServerError if the answer is none. OSError if nobody answers."""
     status, text = call(endpoint, "/v1/models", timeout_s=timeout_s)
     refuse_locked(endpoint, status)

@@ -247,7 +247,7 @@ def _excerpt(log: str) -> str:
 def _has_engine(endpoint: Endpoint) -> bool:
     """Whether the worker's engine is up: its counters are there."""
     try:
-        status, text = control.call(endpoint, "/metrics", timeout_s=2.0)
+        status, text = control.call(endpoint, "/metrics")
     except OSError:
         return False
     return status == 200 and "vllm:prefix_cache_queries_total" in text

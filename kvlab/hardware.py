@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 from typing import Any
 
-from kvlab import config, provenance, serverless, store
+from kvlab import provenance, serverless
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import KvlabError
 from kvlab.geometry import Geometry
@@ -24,7 +21,6 @@ NAME = "hardware"
 # Large enough to leave the caches and to fill the chip, small enough for a shared one. Elements and matrix rows.
 SIZES = {"cuda": (2**31, 8192), "cpu": (2**26, 2048)}
 REPEATS = {"cuda": 20, "cpu": 5}
-TIMEOUT_S = 180
 
 
 def step_bytes(model: Geometry, dtype_bytes: float, kv_bytes: float) -> float | None:
@@ -49,20 +45,13 @@ def prefill_flop(model: Geometry) -> float | None:
 
 
 def measured(lab) -> Result:
-    """The ceilings of this computer, measured once a machine and stored as a run; a replay only reads it.
+    """The ceilings of this computer, measured once a machine: see `serverless.measured`.
 
-    Call it before the first `lab.measure`, which holds the computer until the section is written.
-
-    The summary holds `copy_bytes_per_s` (read + written), `matmul_flop_per_s` and the device's name. Nothing is
-    measured for an existing server: its hardware is elsewhere.
+    The summary holds `copy_bytes_per_s` (read + written), `matmul_flop_per_s` and the device's name.
     """
     cell = _cell(lab.server())
-    run = store.find_run(lab.machine, lab.section, config.key(cell))
-    if lab.base_url or lab.no_grid:
-        return Result(cell, None, lab.no_grid or "the hardware of an existing server is elsewhere")
-    if lab.mode == "measure" or (run is None and lab.mode == "auto"):
-        run = serverless.measure(lab, cell, lambda: _summary(cell.server))
-    return Result(cell, run, None if run else f"no run is stored for this machine; kvlab measure {lab.section}")
+    elsewhere = "the hardware of an existing server is elsewhere"
+    return serverless.measured(lab, cell, lambda: _summary(cell.server), elsewhere)
 
 
 def _cell(server: ServerConfig) -> Cell:
@@ -77,16 +66,13 @@ def _summary(server: ServerConfig) -> dict[str, Any]:
 
 
 def _in_a_process(server: ServerConfig) -> dict[str, Any]:
-    """In a process of its own: the GPU memory and the threads of PyTorch go with it."""
-    command = [sys.executable, "-m", "kvlab.hardware", server.engine, server.dtype or "auto"]
     threads = {"OMP_NUM_THREADS": str(provenance.cores())} if server.engine == "cpu" else {}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=os.environ | threads)
     try:
-        return json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
+        return serverless.in_a_process("kvlab.hardware", server.engine, server.dtype or "auto", env=threads)
+    except KvlabError as error:
         raise KvlabError(
-            f"The hardware's ceilings could not be measured (exit code {done.returncode}).",
-            cause=(done.stderr.strip().splitlines() or ["the process said nothing"])[-1],
+            "The hardware's ceilings could not be measured.",
+            cause=error.what,
             next_step="see whether PyTorch works: python -c 'import torch; print(torch.ones(2).sum())'",
         ) from None
 

@@ -19,7 +19,7 @@ from kvlab import ports
 from kvlab.client import Endpoint
 from kvlab.errors import ServerDied, ServerError
 
-READY_S = 10.0
+READY_S = 60.0
 CONFIG = """daemon off;
 master_process off;
 pid {folder}/nginx.pid;

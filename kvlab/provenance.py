@@ -142,7 +142,7 @@ def git_state(package: Path = Path(__file__).parent) -> tuple[str | None, bool |
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(package), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
     try:
         # Installed into somebody's own repository, that repository's commit would say nothing about kvlab.

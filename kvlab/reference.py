@@ -10,14 +10,12 @@ import argparse
 import hashlib
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from kvlab import config, model_files, perplexity, provenance, serverless, store
+from kvlab import model_files, perplexity, provenance, serverless
 from kvlab.claims import Claim, parse_conditions
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import KvlabError
@@ -25,28 +23,25 @@ from kvlab.results import Result
 
 NAME = "reference"
 EXACT, ROUNDED = "float32", "bfloat16"
-TIMEOUT_S = 600
 WITHIN = 1.25  # two ways of rounding to 16 bits do not err alike: a quarter more is still the same error
 
 
 def measured(lab, server: ServerConfig, load: LoadConfig, windows: int) -> Result:
-    """The first `windows` windows of a perplexity load through transformers, stored as a run; a replay only reads it.
+    """The first `windows` windows of a perplexity load through transformers: see `serverless.measured`.
 
-    Call it before the first `lab.measure`, which holds the computer until the section is written. Where it cannot be
-    computed the result says why, and nothing is stored.
+    Where they cannot be computed the result says why, and nothing is stored.
     """
     plain = ServerConfig(model=server.model, engine=server.engine, load_format=server.load_format, served_name=NAME)
+    # No field of a cell counts them; in its environment they are a part of its key.
     few = plain.model_copy(update={"env": {"KVLAB_REFERENCE_WINDOWS": str(windows)}})
     cell = Cell(name=NAME, server=few, load=load)
-    if lab.no_grid or lab.base_url or not windows:
-        return Result(cell, None, lab.no_grid or "the weights of an existing server are elsewhere")
-    run = store.find_run(lab.machine, lab.section, config.key(cell))
-    if lab.mode == "measure" or (run is None and lab.mode == "auto"):
-        try:
-            run = serverless.measure(lab, cell, lambda: _summary(cell, windows))
-        except KvlabError as error:
-            return Result(cell, None, error.what, failed=True)
-    return Result(cell, run, None if run else f"no run is stored for this machine; kvlab measure {lab.section}")
+    if not windows:
+        return Result(cell, None, "the profile asks for no window of the reference")
+    elsewhere = "the weights of an existing server are elsewhere"
+    try:
+        return serverless.measured(lab, cell, lambda: _summary(cell, windows), elsewhere)
+    except KvlabError as error:
+        return Result(cell, None, error.what, failed=True)
 
 
 def _summary(cell: Cell, windows: int) -> dict[str, Any]:
@@ -55,21 +50,14 @@ def _summary(cell: Cell, windows: int) -> dict[str, Any]:
 
 
 def _in_a_process(cell: Cell, windows: int) -> dict[str, Any]:
-    """In a process of its own: the memory of the model goes with it."""
     folder, extra = model_files.resolve_model(cell.server)
     if cell.server.load_format == "dummy" or extra == model_files.DUMMY:
         raise KvlabError("Random weights have no reference.")
     load = cell.load
     numbers = [str(n) for n in (load.requests, load.input_tokens, windows)]
-    command = [sys.executable, "-m", "kvlab.reference", cell.server.engine, folder, load.text or perplexity.HELDOUT]
-    try:
-        done = subprocess.run([*command, *numbers], capture_output=True, text=True, timeout=TIMEOUT_S)
-        return json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        raise KvlabError(f"transformers took longer than {TIMEOUT_S} s.") from None
-    except (IndexError, ValueError):
-        said = (done.stderr.strip().splitlines() or ["the process said nothing"])[-1]
-        raise KvlabError(f"transformers gave no log-probabilities (exit code {done.returncode}): {said}") from None
+    return serverless.in_a_process(
+        "kvlab.reference", cell.server.engine, folder, load.text or perplexity.HELDOUT, *numbers
+    )
 
 
 def logprobs(engine: str, folder: str, text: str, count: int, length: int, windows: int) -> dict[str, Any]:

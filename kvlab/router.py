@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -65,7 +63,7 @@ class Router:
         log_dir: Path = Path("logs"),
         *,
         port: int | None = None,
-        ready_timeout_s: float = 60.0,
+        ready_timeout_s: float = 300.0,
     ):
         if kind not in KINDS:
             raise ConfigError(f"There is no router {kind!r}.", next_step=f"use one of: {', '.join(KINDS)}")
@@ -161,11 +159,10 @@ class Router:
 
     def decisions(self) -> Decisions:
         """What it has counted since its start; nothing where its metrics cannot be read."""
-        address = f"http://127.0.0.1:{self._metrics_port}/metrics"
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address, timeout=5) as answer:
-                return router_checks.decisions(self.spec.product, answer.read().decode())
-        except (OSError, urllib.error.URLError, ValueError):
+            status, text = control.call(Endpoint(f"http://127.0.0.1:{self._metrics_port}", ""), "/metrics")
+            return router_checks.decisions(self.spec.product, text) if status == 200 else Decisions()
+        except (OSError, ValueError):
             return Decisions()
 
     def check(self) -> None:

@@ -46,8 +46,14 @@ def test_plain_pytorch_on_the_cpu(monkeypatch):
 
 
 def test_a_process_that_fails_says_why(monkeypatch, tmp_path):
-    monkeypatch.setattr(hardware.sys, "executable", "/bin/false")
+    monkeypatch.setattr("kvlab.serverless.sys.executable", "/bin/false")
     with pytest.raises(KvlabError, match="exit code 1"):
+        hardware.measured(fakes.open_lab())
+
+
+def test_a_process_that_does_not_end_is_an_error_too(monkeypatch):
+    monkeypatch.setattr("kvlab.serverless.LIMIT_S", 0.01)
+    with pytest.raises(KvlabError, match="took longer than 0.01 s"):
         hardware.measured(fakes.open_lab())
 
 

@@ -14,7 +14,7 @@ import pytest
 from processes_for_tests import alive
 from waiting_for_tests import LIMIT_S, until
 
-from kvlab import engine, ports, processes, server
+from kvlab import control, engine, ports, processes, server
 from kvlab.config import ServerConfig
 from kvlab.errors import PortBusy, ServerDied, ServerError
 from kvlab.server import VllmServer, attach
@@ -260,7 +260,8 @@ def test_reset_is_verified(tmp_path, stand_in):  # pitfall 14
         ("no-cache", "prefix caching is off"),
     ],
 )
-def test_a_reset_that_does_nothing_is_an_error(words, message, foreign):  # pitfall 14
+def test_a_reset_that_does_nothing_is_an_error(words, message, foreign, monkeypatch):  # pitfall 14
+    monkeypatch.setattr(control, "RESET_TRIES", 2)
     with pytest.raises(ServerError, match=message):
         attach(foreign(words)).reset_prefix_cache()
 
