@@ -37,9 +37,14 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         "computed": number(row["computed"], unit),
         "measured": number(row["measured"], unit),
         "interval": f"{low} … {high}" if low and high else "",
-        "residual": "" if _null(row["residual"]) else f"{row['residual']:+.1%}",
+        "residual": "" if _null(row["residual"]) else percent(row["residual"]),
         "reason": _text(row["reason"]),
     }
+
+
+def percent(value: float) -> str:
+    """A share with its sign and one decimal; what rounds to nothing has no minus."""
+    return f"{round(value, 3) + 0.0:+.1%}"
 
 
 def number(value: Any, unit: str) -> str:

@@ -177,7 +177,7 @@ def _said(text: str, unit: str, writer: Writer) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{value:+.1%}" if abs(value) < 0.1 else f"{value:+.0%}"
+    return display.percent(value) if abs(value) < 0.1 else f"{value:+.0%}"
 
 
 def _interval(row: Mapping[str, Any], writer: Writer) -> str:

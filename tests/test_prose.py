@@ -34,6 +34,7 @@ def writer(tmp_path, monkeypatch):
             claims.claim("load", "p95_s", {"c": 8}, unit="s", reason="n too small <4>"),
             claims.claim("load", "later", {"c": 8}, computed=2, unit="s", reason="no GPU yet"),
             claims.claim("load", "nothing", measured=0, unit="count"),
+            claims.claim("load", "near", computed=2.0, measured=2.0 - 1e-9, unit="ppl"),
         ],
         "article": [claims.claim("load", "tok_s", {"c": 8, "in": 512}, measured=70, unit="tok/s")],
         "cpu-tiny": [claims.claim("load", "tok_s", {"c": 2, "in": 512}, measured=7, unit="tok/s")],
@@ -62,6 +63,7 @@ def said(body, writer, notes=None):
         ("h200 load tok_s c=8 | residual", "+5.0%"),
         ("h200 load tok_s c=8 | pair", "200 tok/s → 210 tok/s (+5.0%)"),
         ("article load tok_s c=8 | pair", "70 tok/s"),
+        ("h200 load near | pair", "2 ppl → 2 ppl (+0.0%)"),
         ("h200 load change c=1 | pair", "-20 %"),  # a relative change has no residual
         ("h200 load ttft_s c=8 | interval", "400 ms … 600 ms"),
         ("h200 load tok_s c=8 | interval", "no interval"),
