@@ -235,3 +235,5 @@ def test_each_figure_names_its_runs(tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": ["c1-r0-abc", "c2-r0-def"]}))
     text = built(tmp_path)
     assert "Runs behind it: 2" in text and "c1-r0-abc, c2-r0-def" in text
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": []}))
+    assert "No run of mine is behind it" in built(tmp_path)
