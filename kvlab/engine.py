@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvlab import gpu
 from kvlab.config import ServerConfig
-from kvlab.errors import ConfigError, EngineMissing
+from kvlab.errors import ConfigError, EngineMissing, StoreError
 
 CPU_BLOCK = 32  # the CPU attention kernel takes multiples of this only
 RESERVED_FLAGS = ("--host", "--port", "--served-model-name", "--model", "--api-key", "--uds")
@@ -32,8 +32,17 @@ MULTI_GPU_ENV = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1
 
 
 def cache_dir() -> Path:
-    """Where generated files live: $KVLAB_CACHE, else ~/.cache/kvlab."""
-    return Path(os.environ.get("KVLAB_CACHE") or Path.home() / ".cache" / "kvlab")
+    """Where generated files live: $KVLAB_CACHE, else ~/.cache/kvlab. StoreError where this user has no home folder."""
+    if given := os.environ.get("KVLAB_CACHE"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "kvlab"
+    except RuntimeError:
+        raise StoreError(
+            "There is no place for kvlab's cache: this user has no home folder.",
+            cause=f"HOME is not set, and user {os.getuid()} has no entry in /etc/passwd, as in many containers",
+            next_step="set KVLAB_CACHE (or HOME) to a folder that can be written",
+        ) from None
 
 
 def write_folder_once(folder: Path, files: dict[str, str]) -> Path:

@@ -156,7 +156,7 @@ def _connect(kubernetes, context: str | None):
 def _kubeconfig() -> str | None:
     """The kubeconfig's files, as the client joins them; None where there is none."""
     names = os.environ.get("KUBECONFIG", "").split(os.pathsep)
-    places = [Path(name).expanduser() for name in names if name] or [Path.home() / ".kube" / "config"]
+    places = [Path(os.path.expanduser(name)) for name in [*filter(None, names)] or ["~/.kube/config"]]
     return os.pathsep.join(str(place) for place in places if place.is_file()) or None
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kvlab import existing, measure, plot, profile, provenance, quiet, scrape, store
+from kvlab import existing, log_folder, measure, plot, profile, provenance, quiet, scrape, store
 from kvlab.client import Endpoint, clock
 from kvlab.config import LoadConfig
-from kvlab.errors import ConfigError, EngineMissing, KvlabError, ScrapeError, StoreError
+from kvlab.errors import ConfigError, EngineMissing, KvlabError, ScrapeError, ServerError, StoreError
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -186,13 +185,15 @@ def open_session(base_url: str = "", profile_name: str = "auto") -> Session:
     chosen = profile.load_profile(profile.choose(hardware) if profile_name == "auto" else profile_name)
     profile.check_fits(chosen, hardware)
     held = quiet.take_machine()
-    logs = Path(tempfile.mkdtemp(prefix="kvlab-live-"))
+    logs = log_folder.make()
     server = VllmServer(chosen.server, log_dir=logs)
     try:
         with held.starting():
             server.start()
-    except BaseException:
+    except BaseException as error:
         held.close()
+        if not isinstance(error, ServerError):  # its message names the log
+            shutil.rmtree(logs, ignore_errors=True)
         raise
     return Session(server, held, logs)
 

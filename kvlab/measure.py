@@ -136,8 +136,8 @@ class Lab:
             self._quiet = self._quiet or quiet.take_machine(f"section {self.section} of machine {self.machine}")
             try:
                 self._measure_all(todo, skip_refused, [cell for cell in ahead if self._must_measure(cell)])
-            except BaseException:
-                self._servers.keep_logs = True
+            except BaseException as error:
+                self._servers.keep_logs |= isinstance(error, ServerError)  # its message names the log
                 self.close()
                 raise
         return [self._result(cell) for cell in cells]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import socket
 import sys
@@ -44,7 +45,9 @@ def _words(words: list) -> list:
 
 
 def _private() -> list[tuple[re.Pattern, str]]:
-    return _patterns(str(Path.home()), sys.prefix, str(Path(__file__).resolve().parent.parent), socket.gethostname())
+    return _patterns(
+        os.path.expanduser("~"), sys.prefix, str(Path(__file__).resolve().parent.parent), socket.gethostname()
+    )
 
 
 @functools.lru_cache(maxsize=4)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvlab import progress
+from kvlab import log_folder, progress
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ServerError
 from kvlab.quiet import Quiet
@@ -49,7 +48,7 @@ class Servers:
             if refused := self._refused.get(cell.server.model_dump_json()):
                 raise refused
             progress.show(bar, "starting a server")
-            self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
+            self._logs = self._logs or log_folder.make()
             self._current = server.VllmServer(
                 cell.server,
                 log_dir=self._logs,
@@ -96,7 +95,7 @@ class Servers:
         from kvlab.dynamo import DynamoDeployment, is_kind
 
         most = max(cell.workers, self.fleet_sizes.get(cell.server.model_dump_json(), 1))
-        self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
+        self._logs = self._logs or log_folder.make()
         workers = cell.workers if cell.fresh else most
         kind = DynamoDeployment if is_kind(cell.service) else Deployment
         return kind(cell.server, workers, self._logs, cell.placement)
@@ -112,7 +111,7 @@ class Servers:
 
         up = {*self._aside, *([self._config.model_dump_json()] if self._current is not None else [])}
         wanted = {cell.server.model_dump_json(): cell.server for cell in cells if not cell.service}
-        self._logs = self._logs or Path(tempfile.mkdtemp(prefix="kvlab-"))
+        self._logs = self._logs or log_folder.make()
         new = {name: server.VllmServer(c, log_dir=self._logs) for name, c in wanted.items() if name not in up}
         fleets = [cell for cell in cells if cell.service and cell.server.engine == "cuda" and self.outside is None]
         groups = {_place(cell): self._new_fleet(cell) for cell in fleets if _place(cell) not in self._fleets}

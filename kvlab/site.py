@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from kvlab import pages, report, store
+from kvlab.errors import ConfigError
 
 
 def build(machine: str, folder: Path) -> Path:
     """Writes the site of a machine into `folder` and returns its first page. What an earlier build left is removed.
 
-    English lies at the top, the other languages in folders of their own. Raises what `report.content` raises, before
-    anything is removed.
+    English lies at the top, the other languages in folders of their own. Raises ConfigError for a machine of which
+    nothing is stored, and what `report.content` raises, before anything is removed.
     """
+    if machine not in (known := store.machines()):
+        raise ConfigError(
+            f"Nothing is stored of the machine {machine!r} under {store.root()}.",
+            "a typing error, or it was never measured",
+            f"use one of: {', '.join(known) or '(none)'}",
+        )
     pictures = report.small_pictures(machine)
     told = {language: report.content(machine, language, pictures=pictures) for language in pages.LANGUAGES}
     shutil.rmtree(folder, ignore_errors=True)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlab import engine, gpu
+from kvlab import engine, gpu, privacy
 from kvlab.config import ServerConfig
-from kvlab.errors import ConfigError, EngineMissing
+from kvlab.errors import ConfigError, EngineMissing, StoreError
 
 CPU = {"model": "tiny", "engine": "cpu", "kv_cache_memory_bytes": 2**26, "enforce_eager": True}
 
@@ -196,3 +196,18 @@ def test_vllm_is_not_imported_to_look_at_it():
     code = "import sys, kvlab.server, kvlab.engine\ntry: kvlab.engine.installed_build()\nexcept Exception: pass\n"
     code += "print('vllm' in sys.modules, 'torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False", "False"]
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch, tmp_path):
+    """In a container whose user is a number."""
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("KVLAB_CACHE", raising=False)
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+    with pytest.raises(StoreError, match=r"no home folder(.|\n)*set KVLAB_CACHE"):
+        engine.cache_dir()
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    assert engine.cache_dir() == tmp_path
+    assert privacy.scrub("a text") == "a text"

@@ -11,7 +11,7 @@ import pytest
 from fakes import EVENTS, FAILS_TO_START, cell, install, open_lab
 from waiting_for_tests import until
 
-from kvlab import claims, measure, quiet, store
+from kvlab import claims, log_folder, measure, quiet, store
 from kvlab.errors import ConfigError, KvlabError, LoadError, ServerDied, ServerError, StoreError
 from kvlab.fake_server import Behaviour, FakeServer
 
@@ -453,10 +453,9 @@ def test_no_temporary_folder_is_made_where_nothing_is_started(logs):
 
 
 @pytest.fixture
-def logs(monkeypatch, tmp_path):
-    """Lists the log folders of the servers that were started."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return lambda: sorted(path.name for path in tmp_path.glob("kvlab-*/*.log"))
+def logs(tmp_path):
+    """Lists the logs of the servers that were started."""
+    return lambda: sorted(path.name for path in (tmp_path / "cache" / "logs").glob("*/*.log"))
 
 
 @pytest.mark.parametrize("side_by_side", [False, True])
@@ -465,7 +464,7 @@ def test_the_servers_logs_go_with_them_where_all_went_well(logs, tmp_path, side_
     (result,) = lab.measure([cell(lab)], side_by_side=side_by_side)
     assert logs() == ["server.log"]
     lab.close()
-    assert not list(tmp_path.glob("kvlab-*")) and "a log" in result.run.log()  # the run has kept it
+    assert not list((tmp_path / "cache" / "logs").iterdir()) and "a log" in result.run.log()  # the run has kept it
 
 
 def test_the_logs_of_one_that_could_not_start_are_kept(logs):
@@ -493,6 +492,27 @@ def test_the_logs_of_one_that_dies_in_use_are_kept(logs, monkeypatch):
     with pytest.raises(ServerDied):
         lab.measure([cell(lab)])
     assert logs() == ["server.log"]
+
+
+def test_no_logs_are_kept_where_no_error_names_them(logs, monkeypatch, tmp_path):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvlab.measure.send", interrupted)
+    lab = open_lab()
+    with pytest.raises(KeyboardInterrupt):
+        lab.measure([cell(lab)])
+    assert logs() == [] and EVENTS == ["start", "stop"] and not list((tmp_path / "cache" / "logs").iterdir())
+
+
+def test_logs_of_programs_that_have_ended_do_not_pile_up(tmp_path):
+    place = tmp_path / "cache" / "logs"
+    for n in range(20):
+        (place / f"999999999-{n:02}").mkdir(parents=True)
+        os.utime(place / f"999999999-{n:02}", (n, n))
+    mine = [log_folder.make(), log_folder.make()]
+    left = sorted(path.name for path in place.iterdir() if path not in mine)
+    assert left == [f"999999999-{n:02}" for n in range(10, 20)] and all(path.is_dir() for path in mine)
 
 
 # -- numbers of several results -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 from test_report import small_machine
 
 from kvlab import pages, plot_small, prose, run, site
+from kvlab.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +54,12 @@ def test_a_build_leaves_nothing_of_an_earlier_one_and_a_failed_one_leaves_all(tm
 
 def fail(*_):
     raise prose.ProseError("a number without a claim")
+
+
+def test_a_machine_of_which_nothing_is_stored_is_refused_before_anything_is_removed(tmp_path):
+    small_machine()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "kept.html").write_text("x")
+    with pytest.raises(ConfigError, match=r"Nothing is stored of the machine 'mien'(.|\n)*use one of: .*mine"):
+        site.build("mien", tmp_path / "site")
+    assert (tmp_path / "site" / "kept.html").exists()

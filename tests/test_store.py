@@ -369,6 +369,16 @@ def test_machines_are_those_of_which_something_was_measured(data):
     assert store.default_replay_machine() == "cpu-tiny"
 
 
+def test_a_machine_of_a_newer_layout_stands_in_the_way_of_no_other_one(data):
+    save("old")
+    path = save("new").path / "run.json"
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    with pytest.warns(UserWarning, match="machine new is left out: a newer kvlab"):
+        assert store.machines() == ["old"]
+    with pytest.raises(SchemaError):
+        store.list_runs("new")
+
+
 def test_what_a_failed_attempt_leaves_is_removed_and_nothing_else(data):
     save(machine="kept")
     for name in ("tried", "claimed"):
