@@ -113,12 +113,11 @@ def measure(
                 mode = "replay"
         from kvlab import sections as sections_module
 
+        asked = sections_module.Asked(profile, machine, mode, base_url, param, allow_empty, execute)
         if together:
-            sections_module.together(sections, profile, machine, mode, base_url, param, again=execute)
+            sections_module.together(sections, asked)
         else:
-            options = (profile, machine, mode, base_url, param)
-            done = sections_module.execute(sections, *options, allow_empty=allow_empty, again=execute)
-            typer.echo(sections_module.results(done))
+            typer.echo(sections_module.results(sections_module.execute(sections, asked)))
 
 
 @app.command()
@@ -135,9 +134,8 @@ def report(
 
     with errors_explained():
         run.require_notebooks()
-        options = (profile, machine, mode, base_url, [])
-        every = list(run.notebooks())
-        done = sections.execute(every, *options, go_on=True, allow_empty=allow_empty, again=execute)
+        asked = sections.Asked(profile, machine, mode, base_url, (), allow_empty, execute)
+        done = sections.execute(list(run.notebooks()), asked, go_on=True)
         failures, began = done.failures, time.monotonic()
         with progress.line(lambda: "rendering the report"):
             english, *others = report.build_all(

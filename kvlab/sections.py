@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,26 @@ from kvlab.invocation import as_typed
 BUILD = Path("_build")
 
 
+class Asked(NamedTuple):
+    """What the options of a command say of all its sections; their help is in `kvlab.cli`."""
+
+    profile_name: str = "auto"
+    machine: str = ""
+    mode: str = "auto"
+    base_url: str = ""
+    param: Sequence[str] = ()
+    allow_empty: bool = False
+    again: bool = False  # of --execute
+
+    def words(self) -> list[str]:
+        """The same for another command."""
+        found = ["--profile", self.profile_name, "--mode", self.mode, *(f"--param={text}" for text in self.param)]
+        found += ["--machine", self.machine] if self.machine else []
+        found += ["--base-url", self.base_url] if self.base_url else []
+        flags = {"--allow-empty": self.allow_empty, "--execute": self.again}
+        return found + [flag for flag, given in flags.items() if given]
+
+
 class Executed(NamedTuple):
     """What became of a command: seconds a section, failures a section, and which sections were what-ifs, and why."""
 
@@ -28,34 +49,23 @@ class Executed(NamedTuple):
     what_if: dict[str, str]
 
 
-def execute(
-    sections: list[str],
-    profile_name: str,
-    machine: str,
-    mode: str,
-    base_url: str,
-    param: list[str],
-    *,
-    go_on: bool = False,
-    allow_empty: bool = False,
-    again: bool = False,
-) -> Executed:
+def execute(sections: list[str], asked: Asked, *, go_on: bool = False) -> Executed:
     """Executes the notebooks; failures are returned with `go_on` only, else the first one raises.
 
-    Everything that is known to fail is one error before the first notebook. `allow_empty`: a replay may show a machine
-    on which nothing was measured. `again`: notebooks are executed even where nothing has changed.
+    Everything that is known to fail is one error before the first notebook.
     """
+    profile_name, machine, mode, base_url = asked.profile_name, asked.machine, asked.mode, asked.base_url
     run.require_notebooks()
     paths = list(dict.fromkeys(run.notebook_of(section) for section in sections))
     if mode == "replay" and not machine and not base_url:
         machine = store.default_replay_machine()
     lab = measure.open_lab(_name(paths[0]), profile_name=profile_name, machine=machine, mode=mode, base_url=base_url)
     common = {"PROFILE": _everywhere(profile_name, lab), "MACHINE": lab.machine, "MODE": mode, "BASE_URL": base_url}
-    given = common | _own(param, common)
+    given = common | _own(asked.param, common)
     for path in paths:
         run.check_parameters(path, given)
     if mode == "replay":
-        if not allow_empty:
+        if not asked.allow_empty:
             _refuse_empty(lab.machine)
     else:
         ready.require(lab)
@@ -78,7 +88,7 @@ def execute(
             begun=progress.begun,
             told=progress.told,
             shown=True,
-            again=again,
+            again=asked.again,
             settle=go_on,
             named=bool(machine),
         )
@@ -89,27 +99,14 @@ def execute(
     return Executed(lab.machine, timings, failures, what_if)
 
 
-def together(
-    sections: list[str],
-    profile_name: str,
-    machine: str,
-    mode: str,
-    base_url: str,
-    param: list[str],
-    *,
-    again: bool = False,
-) -> None:
+def together(sections: list[str], asked: Asked) -> None:
     """A process a section, all at once; they take turns at measuring. Raises NotebookError naming those that failed."""
     names = list(dict.fromkeys(_name(run.notebook_of(section)) for section in sections))
-    if mode != "replay":
+    if asked.mode != "replay":
         quiet.refuse_second()
-    options = ["--profile", profile_name, "--mode", mode, *(f"--param={text}" for text in param)]
-    options += ["--machine", machine] if machine else []
-    options += ["--base-url", base_url] if base_url else []
-    options += ["--execute"] if again else []
     command = [sys.executable, "-m", "kvlab.cli", "measure"]
     environment = os.environ | {quiet.TURNS: "1"}
-    started = {name: subprocess.Popen([*command, name, *options], env=environment) for name in names}
+    started = {name: subprocess.Popen([*command, name, *asked.words()], env=environment) for name in names}
     try:
         failed = [name for name, process in started.items() if process.wait() != 0]
     except KeyboardInterrupt:  # each process has heard it too, and says what it keeps
@@ -214,7 +211,7 @@ def _everywhere(given: str, lab: measure.Lab) -> str:
     return lab.profile.name if by_name else str(Path(given).expanduser().resolve())
 
 
-def _own(param: list[str], common: dict) -> dict:
+def _own(param: Sequence[str], common: dict) -> dict:
     own = dict(run.parse_parameter(text) for text in param)
     if taken := sorted(set(own) & set(common)):
         options = ", ".join(f"--{name.lower().replace('_', '-')}" for name in taken)

@@ -267,7 +267,8 @@ def test_a_replay_of_a_machine_without_runs_is_refused(project, words):
     code, _, error = call(*words, "--mode", "replay", "--machine", "mine")
     assert code == 2 and "Nothing was measured on the machine mine" in error
     assert "kvlab measure kv_capacity --machine mine" in error and not (project / "data").exists()
-    assert call("measure", "one", "--mode", "replay", "--machine", "mine", "--allow-empty")[0] == 0
+    for more in ([], ["--together"]):
+        assert call("measure", "one", "--mode", "replay", "--machine", "mine", "--allow-empty", *more)[0] == 0
 
 
 def test_a_replay_that_is_taken_over_says_so(project, monkeypatch):
