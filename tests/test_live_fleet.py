@@ -5,10 +5,11 @@ import signal
 
 import live_for_tests
 import pytest
-from live_for_tests import BLOCK, ROUTED, needs
+from live_for_tests import BLOCK, ROUTED, needs, tiny_server
+from loads_for_tests import shared_prefixes
 
 from kvlab import fleet_rows, hit_simulation, hits, load, service
-from kvlab.config import Cell, LoadConfig, ServerConfig
+from kvlab.config import Cell
 from kvlab.errors import ServerDied
 from kvlab.fleet import Fleet
 from kvlab.router import Router
@@ -17,27 +18,13 @@ from kvlab.service import Service
 pytestmark = live_for_tests.MARKS
 
 BLOCKS = 51
-SERVER = ServerConfig(
-    model="tiny",
-    engine="cpu",
+SERVER = tiny_server(
     dtype="float32",
     max_model_len=1024,
-    block_size=BLOCK,
     kv_cache_memory_bytes=(BLOCKS + 1) * BLOCK * 6144,
     max_num_seqs=16,
-    enforce_eager=True,
 )
-LOAD = LoadConfig(
-    workload="shared_prefix",
-    new_connection=True,
-    concurrency=2,
-    requests=60,
-    prefixes=2,
-    warmup_requests=2,
-    prefix_tokens=11 * BLOCK,
-    input_tokens=13 * BLOCK,
-    output_tokens=1,
-)
+LOAD = shared_prefixes(2, 11 * BLOCK, 2 * BLOCK, new_connection=True, concurrency=2, requests=60)
 
 
 @pytest.fixture(scope="module")

@@ -2,22 +2,19 @@
 
 import live_for_tests
 import pytest
+from live_for_tests import tiny_server
 
-from kvlab.config import LoadConfig, ServerConfig
+from kvlab.config import LoadConfig
 from kvlab.load import run_load
 from kvlab.scrape import capacity_info, fetch, fetch_text
 from kvlab.workload import Request
 
 pytestmark = live_for_tests.MARKS
 
-SERVER = ServerConfig(
-    model="tiny",
-    engine="cpu",
+SERVER = tiny_server(
     dtype="float32",
     max_model_len=2048,
-    block_size=32,
     kv_cache_memory_bytes=64 * 2**20,
-    enforce_eager=True,
     extra_args=("--enable-prompt-tokens-details",),
 )
 

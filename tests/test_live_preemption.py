@@ -2,30 +2,27 @@
 
 import live_for_tests
 import pytest
+from live_for_tests import BLOCK, tiny_server
 
 from kvlab import blocks, geometry, iterations, predict
-from kvlab.config import LoadConfig, ServerConfig
+from kvlab.config import LoadConfig
 from kvlab.load import run_load
 from kvlab.scrape import counter_delta
 
 pytestmark = live_for_tests.MARKS
 
-BLOCK, BLOCKS, INPUT, OUTPUT = 32, 24, 320, 64
+BLOCKS, INPUT, OUTPUT = 24, 320, 64
 PER_TOKEN = predict.kv_bytes_per_token(geometry.load("tiny"), 4)
 
 
 SERVERS = [
-    ServerConfig(
-        model="tiny",
-        engine="cpu",
+    tiny_server(
         dtype="float32",
         max_model_len=512,
-        block_size=BLOCK,
         kv_cache_memory_bytes=int(BLOCKS * BLOCK * PER_TOKEN),
         max_num_seqs=8,
         max_num_batched_tokens=2048,
         enable_prefix_caching=caching,
-        enforce_eager=True,
         extra_args=(iterations.FLAG,),
     )
     for caching in (True, False)

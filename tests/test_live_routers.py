@@ -1,23 +1,19 @@
 """Dynamo's router and its own workers, with real vLLM."""
 
 import live_for_tests
-from live_for_tests import BLOCK, ROUTED, needs
+from live_for_tests import BLOCK, ROUTED, needs, tiny_server
 
 from kvlab import load
-from kvlab.config import Cell, ServerConfig
+from kvlab.config import Cell
 from kvlab.dynamo import DynamoDeployment
 
 pytestmark = live_for_tests.MARKS
 
-SERVER = ServerConfig(
-    model="tiny",
-    engine="cpu",
+SERVER = tiny_server(
     dtype="float32",
     max_model_len=1024,
-    block_size=BLOCK,
     kv_cache_memory_bytes=200 * BLOCK * 6144,
     max_num_seqs=16,
-    enforce_eager=True,
 )
 
 

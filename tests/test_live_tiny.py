@@ -7,23 +7,20 @@ import math
 import live_for_tests
 import numpy as np
 import pytest
+from live_for_tests import tiny_server
 
 from kvlab import control, perplexity, tiny
-from kvlab.config import LoadConfig, ServerConfig
+from kvlab.config import LoadConfig
 
 pytestmark = [
     *live_for_tests.MARKS,
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers comes with vLLM"),
 ]
 # Prefix caching off: a cached prompt has no log-probabilities of its own.
-CONFIG = ServerConfig(
-    model="tiny",
-    engine="cpu",
+CONFIG = tiny_server(
     max_model_len=2048,
-    block_size=32,
     kv_cache_memory_bytes=32 * 2**20,
     enable_prefix_caching=False,
-    enforce_eager=True,
 )
 
 

@@ -10,27 +10,18 @@ from collections import Counter
 
 import pytest
 from live_for_tests import needs
+from loads_for_tests import shared_prefixes
 from typer.testing import CliRunner
 from waiting_for_tests import until
 
 from kvlab import cli, control, load, ports, processes, router, router_checks, router_packages, wording
 from kvlab.client import Endpoint
-from kvlab.config import LoadConfig
 from kvlab.errors import ConfigError, PortBusy, ServerDied, ServerError
 from kvlab.fake_fleet import FakeFleet
 from kvlab.router import Router
 from kvlab.service import Service
 
-LOAD = LoadConfig(
-    workload="shared_prefix",
-    requests=48,
-    concurrency=4,
-    prefixes=6,
-    warmup_requests=6,
-    prefix_tokens=128,
-    input_tokens=160,
-    output_tokens=1,
-)
+LOAD = shared_prefixes(6, 128, 32, concurrency=4, requests=48)
 NONCE = iter(range(1, 1000))
 
 

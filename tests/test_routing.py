@@ -9,6 +9,7 @@ import fakes
 import pytest
 from fakes import open_lab
 from live_for_tests import needs
+from loads_for_tests import shared_prefixes
 
 from kvlab import (
     claims,
@@ -23,21 +24,12 @@ from kvlab import (
     router_packages,
     servers,
 )
-from kvlab.config import Cell, LoadConfig, ServerConfig
+from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, ServerError
 from kvlab.router_grid import ONE, TOGETHER
 
 CPU = ServerConfig(model="tiny", engine="cpu", kv_cache_memory_bytes=2**20, block_size=32)
-LOAD = LoadConfig(
-    workload="shared_prefix",
-    requests=24,
-    concurrency=2,
-    prefixes=2,
-    warmup_requests=2,
-    prefix_tokens=64,
-    input_tokens=80,
-    output_tokens=1,
-)
+LOAD = shared_prefixes(2, 64, 16, concurrency=2, requests=24)
 PROFILE = profile.load_profile("cpu-tiny")
 LENGTHS = PROFILE.service_hit_rate
 SERVER = PROFILE.server_with(LENGTHS.server)

@@ -3,10 +3,10 @@
 from collections import Counter
 
 import pytest
+from loads_for_tests import shared_prefixes
 
 from kvlab import hits, load, service
 from kvlab.client import Endpoint
-from kvlab.config import LoadConfig
 from kvlab.errors import ConfigError, ServerError
 from kvlab.fake_fleet import FakeFleet
 from kvlab.fake_server import Behaviour, FakeServer
@@ -14,16 +14,7 @@ from kvlab.service import Service
 from kvlab.workload import Request
 
 BLOCK = 16
-LOAD = LoadConfig(
-    workload="shared_prefix",
-    new_connection=True,
-    requests=200,
-    prefixes=2,
-    warmup_requests=2,
-    prefix_tokens=11 * BLOCK,
-    input_tokens=13 * BLOCK,
-    output_tokens=1,
-)
+LOAD = shared_prefixes(2, 11 * BLOCK, 2 * BLOCK, new_connection=True, requests=200)
 
 
 def endpoints(n):
