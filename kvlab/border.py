@@ -63,8 +63,21 @@ def load_cell(pool: Pool, grid: Border, clients: int) -> Cell:
     return Cell(name=f"border-c{clients}", server=pool.server, load=load, repeat=start - 1, fresh=start > 1)
 
 
-def measured(lab: Lab, grid: Border, servers: Sequence[Pool], model: Model) -> tuple[int | None, list[Result]]:
-    """The border, and a result for each server; no border where the first server's blocks are not known."""
+def ahead(lab: Lab, grid: Border | None, servers: Sequence[Pool]) -> list[Cell]:
+    """The loads that are known before any start, those on pools of a given size: their servers may start with others."""
+    if not servers or not grid.pools:
+        return []
+    clients, _ = border_clients(grid, servers[0].server, pinned_blocks(lab, servers[0].server))
+    return [] if clients is None else [load_cell(pool, grid, clients) for pool in servers]
+
+
+def measured(
+    lab: Lab, grid: Border, servers: Sequence[Pool], model: Model, *, side_by_side: bool = False
+) -> tuple[int | None, list[Result]]:
+    """The border, and a result for each server; no border where the first server's blocks are not known.
+
+    `side_by_side`: servers with pools of a given size may be up together; others are alone in any case.
+    """
     first = servers[0]
     if grid.pools:
         size, (clients, why) = None, border_clients(grid, first.server, pinned_blocks(lab, first.server))
@@ -81,7 +94,8 @@ def measured(lab: Lab, grid: Border, servers: Sequence[Pool], model: Model) -> t
         def store(_, server, pool=pool):
             lab.predict(_before(lab, grid, pool, foretold(grid, pool, server.capacity.metric_blocks, clients, model)))
 
-        found += lab.measure([load_cell(pool, grid, clients)], skip_refused=True, up=store)
+        together = side_by_side and bool(grid.pools)
+        found += lab.measure([load_cell(pool, grid, clients)], side_by_side=together, skip_refused=True, up=store)
         if not grid.pools:
             lab.close()
     return clients, found

@@ -15,8 +15,14 @@ from kvlab.profile_file import FOLDER as FOLDER
 from kvlab.profile_file import built_in as built_in  # names are offered here too
 
 
+class KvServer(Variant):
+    """`burst`: in place of the section's, where more would teach nothing."""
+
+    burst: int | None = Field(None, gt=0)
+
+
 class KvCapacity(Strict):
-    servers: tuple[Variant, ...] = Field(min_length=1)
+    servers: tuple[KvServer, ...] = Field(min_length=1)
     input_tokens: int = Field(gt=0)
     output_tokens: int = Field(gt=0)
     burst: int = Field(gt=0)  # requests sent at once to see how many run together

@@ -7,7 +7,7 @@ import fakes
 import pytest
 
 from kvlab import border, claims, measure, store
-from kvlab.config import build
+from kvlab.config import Cell, LoadConfig, build
 from kvlab.control import Capacity
 from kvlab.errors import ConfigError
 from kvlab.load_grid import Border
@@ -115,6 +115,21 @@ def test_pools_set_by_hand_say_so_and_are_computed_without_any_run(blocks_of_sta
     assert by_id["load/capacity_range_blocks/pool=by-hand;servers=2"].computed == 2
     assert by_id[f"load/capacity_blocks/pool=by-hand;kv_bytes={grid.pools[1]}"].state == "not measured"
     assert border.told(made)[0].startswith("The pool at the border is not measured: no run is stored")
+
+
+def test_pools_set_by_hand_start_together_with_what_is_measured_before_them(blocks_of_starts):
+    lab = open_lab(mode="auto")
+    main = lab.server({"kv_cache_memory_bytes": 11 * 32 * 6144})
+    grid = Border(pools=(11 * 32 * 6144, 13 * 32 * 6144), **SHAPE)
+    pools = border.pools(lab, {}, grid)
+    first = Cell(name="c1", server=main, load=LoadConfig(requests=1, input_tokens=64, output_tokens=2))
+    lab.measure([first], side_by_side=True, ahead=border.ahead(lab, grid, pools))
+    assert fakes.EVENTS == ["start", "start"]  # the first pool is the server of the cell before
+    border.measured(lab, grid, pools, no_model, side_by_side=True)
+    assert fakes.EVENTS == ["start", "start"]
+    lab.close()
+    assert fakes.EVENTS == ["start", "start", "stop", "stop"]
+    assert border.ahead(lab, Border(starts=2, **SHAPE), border.pools(lab, {}, Border(starts=2, **SHAPE))) == []
 
 
 def test_without_the_first_start_every_claim_says_why(blocks_of_starts):
