@@ -8,46 +8,25 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kvlab import tiny
 from kvlab.config import ServerConfig
 from kvlab.engine import cache_dir, write_folder_once
 from kvlab.errors import ConfigError
 
-TINY = Path(__file__).parent / "tiny"
+TINY = tiny.path()
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 DUMMY = ("--load-format", "dummy")
 HASHED_BYTES = 2**30
 
-# Small enough for two cores, big enough that prefill, decode and the KV pool shape what is measured.
-TINY_CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "num_hidden_layers": 6,
-    "hidden_size": 320,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 768,
-    "vocab_size": 4096,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "attention_bias": False,
-}
-
 
 def resolve_model(config: ServerConfig) -> tuple[str, tuple[str, ...]]:
     """(folder or hub name to start vLLM with, further arguments it needs); ConfigError where it cannot work."""
     name = config.model
-    if name == "tiny":
-        folder = _tiny_folder()
-    elif name.startswith("geometry:"):
+    if name.startswith("geometry:"):
         folder = _geometry_folder(name.removeprefix("geometry:"))
     else:
-        folder = Path(name).expanduser()
+        folder = TINY if name == "tiny" else Path(name).expanduser()
         if not folder.exists() and HUB_NAME.fullmatch(name):
             return name, ()
         _check_folder(folder, name)
@@ -95,7 +74,7 @@ def _load_arguments(config: ServerConfig, folder: Path, name: str) -> tuple[str,
     """--load-format dummy for a generated model without weights; nothing else may lack them unasked."""
     if config.load_format == "dummy" or any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
         return ()
-    if name == "tiny" or name.startswith("geometry:"):
+    if name.startswith("geometry:"):
         return DUMMY
     raise ConfigError(
         f"The model folder {name!r} holds no weights",
@@ -104,20 +83,11 @@ def _load_arguments(config: ServerConfig, folder: Path, name: str) -> tuple[str,
     )
 
 
-def _tiny_folder() -> Path:
-    if all((TINY / file).is_file() for file in ("config.json", "tokenizer.json")):
-        return TINY
-    return _generated_folder("tiny", TINY_CONFIG)
-
-
 def _geometry_folder(name: str) -> Path:
+    """A model folder in the cache; its name holds a hash of the content, so that a changed geometry is a new folder."""
     from kvlab import geometry
 
-    return _generated_folder(name, geometry.model_config(name))
-
-
-def _generated_folder(name: str, model_config: dict[str, Any]) -> Path:
-    """A model folder in the cache; its name holds a hash of the content, so that a changed geometry is a new folder."""
+    model_config = geometry.model_config(name)
     files = {
         "config.json": json.dumps(model_config, indent=1, sort_keys=True),
         "tokenizer.json": json.dumps(word_tokenizer(vocab_size(model_config))),

@@ -37,19 +37,14 @@ def test_tiny_holds_config_and_tokenizer():
     assert {"config.json", "tokenizer.json"} <= {file.name for file in Path(path).iterdir()}
 
 
-def test_tiny_is_generated_while_it_is_not_embedded(tmp_path, monkeypatch, cache):
+def test_the_embedded_model_is_measured_with_its_own_weights_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(model_files, "TINY", tmp_path / "nowhere")
-    path, extra = resolve("tiny")
-    assert Path(path).is_relative_to(cache) and extra == ("--load-format", "dummy")
-    assert json.loads((Path(path) / "config.json").read_text())["num_hidden_layers"] == 6
-    assert safe_token_ids(path) == (0, 4096)
-    assert resolve("tiny")[0] == path
-
-
-def test_embedded_weights_are_loaded_and_missing_ones_are_dummies(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="no model folder"):
+        resolve("tiny")
     tiny = folder(tmp_path, "config.json", "tokenizer.json")
     monkeypatch.setattr(model_files, "TINY", tiny)
-    assert resolve("tiny")[1] == ("--load-format", "dummy")
+    with pytest.raises(ConfigError, match="holds no weights"):
+        resolve("tiny")
     assert resolve("tiny", load_format="dummy")[1] == ()  # the configuration's own flag says it already
     (tiny / "model.safetensors").write_text("")
     assert resolve("tiny")[1] == ()
@@ -120,8 +115,8 @@ def test_special_tokens_and_padding_rows_are_not_safe_to_send(tmp_path, vocab, s
 
 def test_two_processes_may_generate_the_same_folder_at_once(cache):
     code = (
-        "from kvlab import model_files; from kvlab.config import ServerConfig; from pathlib import Path;"
-        "model_files.TINY = Path('nowhere'); print(model_files.resolve_model(ServerConfig(model='tiny'))[0])"
+        "from kvlab import model_files; from kvlab.config import ServerConfig;"
+        "print(model_files.resolve_model(ServerConfig(model='geometry:Qwen3-0.6B'))[0])"
     )
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     paths = {process.communicate()[0] for process in both}
