@@ -9,6 +9,7 @@ the parameters are kept there.
 from __future__ import annotations
 
 import ast
+import difflib
 import json
 import os
 import re
@@ -38,9 +39,16 @@ def asked(section: str) -> dict[str, Any]:
     path, space = run.notebooks().get(section), getattr(shell, "user_ns", {})
     if path is None or not set(parameters.COMMON) <= space.keys():
         return {}
-    given = {name: space[name] for name in parameters.parameters(path) if name in space}
-    parameters.check_parameters(path, given)
+    declared = parameters.parameters(path)
+    given = {name: space[name] for name in declared if name in space}
+    parameters.check_parameters(path, given | _misspelt(space, declared))
     return given
+
+
+def _misspelt(space: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """What looks like a parameter and is none: papermill by itself injects whatever name it is given."""
+    names = [name for name in space if name.isupper() and name not in declared and not name.startswith("_")]
+    return {name: space[name] for name in names if difflib.get_close_matches(name, declared, 1, cutoff=0.8)}
 
 
 def changes(section: str, given: Mapping[str, Any], machine: str, profile: str, mode: str = "replay") -> list[str]:

@@ -23,6 +23,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
     "list[list[int]]": list,
     "dict": dict,
 }
+PAPERMILL = " (papermill alone gives a list with -y 'NAME: [1, 8]'; its -p gives texts and numbers)"
 
 
 def parameters(path: Path) -> dict[str, dict[str, Any]]:
@@ -74,9 +75,10 @@ def check(value: Any, kind: str, name: str, hint: str) -> None:
     is_bool = isinstance(value, bool) and kind != "bool"
     if wanted is not None and (is_bool or not isinstance(value, wanted)):
         whole = isinstance(value, int) and not is_bool and kind == "list[int]"
+        text = kind.startswith("list") and isinstance(value, str)
         raise ConfigError(
             f"{name} is {value!r}, a {type(value).__name__}; it must be a {kind}.",
-            next_step=f"write [{value}]" if whole else hint,
+            next_step=f"write [{value}]" if whole else f"{hint}{PAPERMILL if text else ''}",
         )
     if kind in ("list[int]", "list[str]") and (nested := [item for item in value if isinstance(item, list)]):
         raise ConfigError(f"{name} is {value!r}, and {nested[0]!r} is a list in it.", next_step=hint)

@@ -179,7 +179,9 @@ def test_whoever_names_the_machine_gets_these_claims_there_and_a_replay_keeps_th
         ("CLIENTS = 8", r"CLIENTS is 8, a int; it must be a list\[int\]"),
         ("CLIENTS = (1, 8)", "it must be a list"),
         ("CLIENTS = [1, 'a']", "'a' is no whole number"),
+        ("CLIENTS = '[1, 8]'", r"must be a list(.|\n)*papermill .* -y 'NAME: \[1, 8\]'"),
         ("MACHINE = None", "MACHINE is None"),
+        ("CLEINTS = [8]", r"no parameter 'CLEINTS'(.|\n)*CLIENTS"),  # pitfall 37: papermill by itself injects it
     ],
 )
 def test_a_wrong_value_in_a_cell_is_one_error_before_anything_starts(project, typed, message):
@@ -187,6 +189,13 @@ def test_a_wrong_value_in_a_cell_is_one_error_before_anything_starts(project, ty
     with pytest.raises(ConfigError, match=message) as caught:
         run.execute(path, {"MODE": "replay"}, project / "out.ipynb")
     assert "Next:" in str(caught.value) and not (project / "data").exists()
+
+
+def test_other_names_of_a_notebook_are_its_own(project):
+    path = notebook(project / "notebooks" / "01_one.ipynb", "TOTAL = 8", STATE, parameters=PARAMETERS)
+    given = {"MODE": "replay", "MACHINE": "mine", "PROFILE": "cpu-tiny"}
+    run.execute(path, given, project / "out.ipynb")
+    assert "What if" not in printed(project / "out.ipynb")
 
 
 def test_nothing_is_asked_outside_of_a_notebook(project):
