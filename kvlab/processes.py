@@ -159,14 +159,6 @@ def choose(ids: Iterable[str], everywhere: bool = False) -> tuple[list[ServerPro
     return meant, [server for server in there.values() if server not in meant]
 
 
-def stop_servers(ids: Iterable[str]) -> list[ServerProcess]:
-    """End these servers and verify it; returns what was ended. ServerError for an unknown id."""
-    wanted, _ = choose(ids)
-    for server in wanted:
-        end_tree(server.id)
-    return wanted
-
-
 def end_tree(server_id: str) -> None:
     """End every process of a server, politely through its leash where that lives; ServerError if one stays."""
     leftovers = shared_files(pids(server_id))

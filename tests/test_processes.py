@@ -92,7 +92,7 @@ def test_those_of_this_folder_are_meant_where_none_is_named(marked):
 
 def test_stop_ends_the_named_server_only(marked):
     first, second = marked(), marked()
-    assert [server.id for server in processes.stop_servers([first[1]])] == [first[1]]
+    processes.end_tree(first[1])
     assert listed(first[1]) is None and listed(second[1]) is not None
     assert first[0].wait(LIMIT_S) == -signal.SIGTERM
 
@@ -101,7 +101,7 @@ def test_stop_ends_a_deaf_orphan(marked, monkeypatch):  # pitfall 26
     monkeypatch.setattr(processes, "GRACE_S", 0.3)
     process, server_id = marked(DEAF)
     process.stdout.readline()
-    processes.stop_servers([server_id])
+    processes.end_tree(server_id)
     assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
@@ -113,7 +113,7 @@ def test_stop_goes_through_the_leash(monkeypatch):
     process = subprocess.Popen(argv, env=env, pass_fds=(read_end,), start_new_session=True, stderr=subprocess.DEVNULL)
     until(lambda: len(processes.members(server_id)) == 3)  # leash, guard, server
     assert listed(server_id).pid != process.pid  # the server, not its leash
-    processes.stop_servers([server_id])
+    processes.end_tree(server_id)
     assert process.wait(LIMIT_S) == 128 + signal.SIGTERM  # the leash saw its server end
     os.close(read_end)
     os.close(write_end)
@@ -122,7 +122,7 @@ def test_stop_goes_through_the_leash(monkeypatch):
 def test_an_unknown_server_is_an_error_that_lists_the_known(marked):
     _, server_id = marked()
     with pytest.raises(ServerError, match=server_id):
-        processes.stop_servers(["nonsense"])
+        processes.choose(["nonsense"])
 
 
 def test_shared_memory_is_removed_only_where_nobody_else_holds_it(marked):
@@ -135,7 +135,7 @@ def test_shared_memory_is_removed_only_where_nobody_else_holds_it(marked):
     other, _ = marked(code.format([str(shared)]).replace("wb+", "rb+"))
     other.stdout.readline()
     assert leash.shared_files(processes.pids(server_id)) == {str(own), str(shared)}
-    processes.stop_servers([server_id])
+    processes.end_tree(server_id)
     try:
         assert not own.exists() and shared.exists()
     finally:
