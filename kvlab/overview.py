@@ -23,6 +23,7 @@ def text(profile_name: str, machine: str) -> tuple[str, list[KvlabError]]:
         f"hardware  {provenance.hardware_line(provenance.collect())}",
         f"engine    {engine}",
         f"profile   {lab.profile.name}: {lab.profile.title}",
+        *_builds(lab.profile),
         f"machine   {lab.machine} (measurements go to {store.machine_dir(lab.machine)})",
         "",
         f"{'section':<16} {'stored runs':>11} {'wait for one':>12} {'seconds':>9}  measured before on",
@@ -48,6 +49,11 @@ def text(profile_name: str, machine: str) -> tuple[str, list[KvlabError]]:
     passed = f"Checked as before measuring: {', '.join(ready.checks(lab))}. Nothing stands against it."
     verdict = "\n".join(["This profile cannot be measured here:", *map(str, found)]) if found else passed
     return "\n".join([*lines, "", about, "", verdict]), found
+
+
+def _builds(chosen: profile.Profile) -> list[str]:
+    names = [variant.name for variant in chosen.load.variants]
+    return [f"          other builds of the model, in the section load: {', '.join(names)}"] if names else []
 
 
 def without_run(machine: str) -> dict[str, int]:

@@ -315,7 +315,10 @@ def check_fits(profile: Profile, hardware) -> None:
     best = max((gpu["memory_bytes"] for gpu in hardware.gpus), default=0) / 2**30
     if best < profile.min_gpu_gib:
         have = f"the largest GPU here has {best:.1f} GiB" if best else "no NVIDIA GPU is visible here"
+        fitting = [known for name in built_in() if (known := load_profile(name)).min_gpu_gib <= best]
+        largest = max(fitting, key=lambda known: known.min_gpu_gib)
         raise ConfigError(
             f"Profile {profile.name} needs a GPU of at least {profile.min_gpu_gib:g} GiB; {have}.",
-            next_step="use --profile cpu-tiny, or your own TOML file with a smaller model and kv_cache_memory_bytes",
+            next_step=f"use --profile {largest.name}, which fits, or your own TOML file with a smaller model and "
+            "kv_cache_memory_bytes",
         )

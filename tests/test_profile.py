@@ -1,6 +1,6 @@
 import pytest
 
-from kvlab import geometry, predict
+from kvlab import engine, geometry, overview, predict
 from kvlab.errors import ConfigError
 from kvlab.profile import FOLDER, Variant, built_in, check_fits, choose, load_profile
 from kvlab.provenance import Hardware
@@ -117,6 +117,17 @@ def test_a_variant_with_a_wrong_flag_is_found_when_the_profile_is_read(own):
     assert Variant(name="a").set == {}
 
 
+@pytest.mark.parametrize("name", ["gpu-8gb", "h200"])
+def test_a_gpu_profile_has_builds_with_weights_of_8_bits_and_with_lora_and_check_names_them(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
+    profile = load_profile(name)
+    servers = {v.name: profile.server_with(profile.load.server | v.set) for v in profile.load.variants}
+    flags = {build: set(engine.to_argv(server, "model", 8000)) for build, server in servers.items()}
+    assert {"--quantization", "fp8"} <= flags["fp8-weights"] and "--enable-lora" in flags["lora"]
+    told = overview.text(name, "")[0]
+    assert all(build in told for build in servers) and "other builds of the model" in told
+
+
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
@@ -138,6 +149,8 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_would_fit():
     assert "at least 7 GiB" in text and "4.0 GiB" in text and "--profile cpu-tiny" in text
     with pytest.raises(ConfigError, match="no NVIDIA GPU is visible"):
         check_fits(load_profile("h200"), hardware())
+    with pytest.raises(ConfigError, match=r"at least 16 GiB(.|\n)*--profile gpu-8gb, which fits"):
+        check_fits(load_profile("h200"), hardware(("NVIDIA GeForce RTX 4060", 8)))
     check_fits(load_profile("gpu-8gb"), hardware(("small", 4), ("NVIDIA RTX 4090", 24)))
     check_fits(load_profile("cpu-tiny"), hardware())
 
