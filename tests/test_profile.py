@@ -118,7 +118,9 @@ def test_a_variant_with_a_wrong_flag_is_found_when_the_profile_is_read(own):
 
 
 @pytest.mark.parametrize("name", ["gpu-8gb", "h200"])
-def test_a_gpu_profile_has_builds_with_weights_of_8_bits_and_with_lora_and_check_names_them(name, monkeypatch, tmp_path):
+def test_a_gpu_profile_has_builds_with_weights_of_8_bits_and_with_lora_and_check_names_them(
+    name, monkeypatch, tmp_path
+):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
     profile = load_profile(name)
     servers = {v.name: profile.server_with(profile.load.server | v.set) for v in profile.load.variants}
