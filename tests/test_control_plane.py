@@ -27,6 +27,7 @@ from control_plane import ControlPlane, Kubelet, kubeconfig
 from kubernetes import client, utils
 from notebooks_for_tests import COMMON, notebook, printed
 from typer.testing import CliRunner
+from waiting_for_tests import until
 
 from kvlab import claims, control, k8s, k8s_api, k8s_job, k8s_render, router_packages, store
 from kvlab.cli import app
@@ -64,7 +65,7 @@ def kubelet(plane, tmp_path_factory):
         for name, one in k8s_render.render(OPTIONS).items():
             if not name.endswith("load-job.yaml"):
                 plane.apply(one)
-        _until(lambda: len(_found()) == 3, "three ready pods", 60)
+        until(lambda: len(_found()) == 3, 60)
         yield running
 
 
@@ -92,13 +93,6 @@ def _found(target=TARGET):
         return api.workers(target, api.service(target))
     except ServerError:
         return []
-
-
-def _until(look, what, seconds=30):
-    until = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < until, f"waited for {what}"
-        time.sleep(0.3)
 
 
 def _cell(requests=60, **changes):
@@ -176,7 +170,7 @@ def test_a_worker_that_changes_inside_a_cell_marks_it(kubelet, what):
         assert any("restarted" in text or "not ready" in text for text in told)
     if what == "unready":
         kubelet._status(victim)
-    _until(lambda: len(_found()) == 3, "three ready pods again", 60)
+    until(lambda: len(_found()) == 3, 60)
     assert cluster.use(_cell()).changes() == []  # the next cell finds the new ones
 
 
@@ -184,7 +178,7 @@ def test_no_ready_pod_is_an_error_and_a_cell_waits_for_one_that_is_missing(kubel
     cluster = Cluster(TARGET, come_back_s=1.0)
     for name in list(kubelet.pods):
         kubelet.unready(name)
-    _until(lambda: not _found(), "no ready pod")
+    until(lambda: not _found())
     with pytest.raises(ServerDied, match="no ready pod"):
         cluster.check_alive()
     with pytest.raises(ServerError, match="no ready pod"):
@@ -193,7 +187,7 @@ def test_no_ready_pod_is_an_error_and_a_cell_waits_for_one_that_is_missing(kubel
         cluster.use(_cell())
     for name in list(kubelet.pods):
         kubelet._status(name)
-    _until(lambda: len(_found()) == 3, "three ready pods again")
+    until(lambda: len(_found()) == 3)
     cluster.use(_cell()).changes()
 
 
@@ -281,10 +275,10 @@ def test_the_router_finds_the_workers_with_the_rights_it_has(kubelet):
     rendered = k8s_render.render(OPTIONS.model_copy(update={"router": "round_robin"}))
     kubelet.plane.apply(*(one for one in rendered.values() if one["metadata"]["name"] == "kvlab-router"))
     api, target = k8s_api.Api(), k8s.parse_target("kvlab/kvlab-router")
-    _until(lambda: api.workers(target, api.service(target)), "the router's pod")
+    until(lambda: api.workers(target, api.service(target)))
     before = {name: len(pod["server"].bodies) for name, pod in kubelet.pods.items() if "server" in pod}
     (url,) = k8s.entrances(api.service(target), {"port": 8000})
-    _until(lambda: _completes(url), "an answer through the router", 60)
+    until(lambda: _completes(url), 60)
     for _ in range(11):
         assert _completes(url)
     assert all(len(kubelet.pods[name]["server"].bodies) > n for name, n in before.items())
@@ -324,7 +318,7 @@ def test_real_vllm_behind_the_service_has_the_hits_of_the_law(plane, tmp_path, m
             if not name.endswith("load-job.yaml"):
                 plane.apply(one)
         target = k8s.parse_target("real/kvlab-workers")
-        _until(lambda: len(_found(target)) == 3, "three vLLM workers", 600)
+        until(lambda: len(_found(target)) == 3, 600)
         monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
         words = [
             "measure",
