@@ -12,7 +12,7 @@ from kvlab import k8s
 from kvlab.errors import ConfigError, EngineMissing, ServerError
 from kvlab.k8s import Target, Worker
 
-TIMEOUT_S = 20
+TIMEOUT_S = 30
 SLICE_LABEL = "kubernetes.io/service-name"
 
 

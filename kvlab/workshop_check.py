@@ -80,7 +80,7 @@ def verdicts_of(notebook: NotebookNode, where: Path) -> Verdicts:
     copy.cells.append(v4.new_code_cell(TELL))
     client = NotebookClient(
         copy,
-        timeout=120,
+        timeout=600,
         kernel_name="python3",
         resources={"metadata": {"path": str(where)}},
         extra_arguments=["--IPKernelApp.log_level=50"],

@@ -22,7 +22,7 @@ def test_a_server_is_watched_and_shared(tmp_path, monkeypatch):
     load = LoadConfig(concurrency=16, requests=20, input_tokens=512, output_tokens=128, sample_interval_s=0.5)
     with live.open_session(profile_name="cpu-tiny") as session:
         view = session.view()
-        rows = session.send(load).wait(120)
+        rows = session.send(load).wait(400)
         assert rows["ok"].all() and view.children[1].value[:4] == b"\x89PNG"
         frame = session.watch.frame()
         assert frame["waiting"].max() > 0 and frame["kv_usage"].max() > 0.8 and frame["running"].max() >= 10
