@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from kvlab.sse import EventSplitter, data_of, is_error
 
 BROKEN_ENDINGS = ("abort", "error")
+TOKEN_IDS = re.compile(rb'"token_ids":\[(\d+(?:,\d+)*)\][^\n]*\n')  # to the end of the line: one in an event
 
 
 class MalformedEvent(Exception):
@@ -33,12 +35,18 @@ class Answer:
         self._splitter = EventSplitter()
         self._counted = 0  # completion tokens reported so far by servers that repeat the usage in every event
 
+    def feed_all(self, reads: list[bytes], stamps: list[float]) -> None:
+        """Takes reads, each received at its stamp; raises MalformedEvent for JSON that is none."""
+        counts = None if self._splitter.holds else plain_events(reads)
+        if counts is None:
+            for data, t in zip(reads, stamps, strict=True):
+                self.feed(data, t)
+        else:
+            self.times += stamps
+            self.tokens += counts
+
     def feed(self, data: bytes, t: float) -> None:
         """Takes one read that was received at `t`; raises MalformedEvent for JSON that is none."""
-        if self._splitter.is_one_line(data) and (count := plain_tokens(data)):
-            self.times.append(t)  # the usual read: one event with content
-            self.tokens.append(count)
-            return
         for event in self._splitter.feed(data):
             self._take(event, t)
 
@@ -142,18 +150,38 @@ class Answer:
         return None
 
 
+def plain_events(reads: list[bytes]) -> list[int] | None:
+    """Tokens of reads that are one plain content event each, told all at once; None where any of them is not.
+
+    Plain: one `data` line that holds token ids and ends nothing. As safe as `plain_tokens`, in less time.
+    """
+    n, block = len(reads), b"\r".join(reads)  # a CR, which is excluded within them, shows where a read begins
+    if (
+        not block.startswith(b"data: ")
+        or not block.endswith(b"\n\n")
+        or block.count(b"\r") != n - 1
+        or block.count(b"\n\n\rdata: ") != n - 1
+        or block.count(b"\n") != 2 * n
+        or block.count(b'"finish_reason":null') != n
+        or block.count(b'"finish_reason":') != n
+        or block.find(b'"error":') >= 0
+    ):
+        return None
+    found = TOKEN_IDS.findall(block)
+    return [ids.count(b",") + 1 for ids in found] if len(found) == n else None
+
+
 def plain_tokens(payload: bytes) -> int:
     """Tokens of a plain content event, found without parsing JSON; 0 where only a parser can tell.
 
     Safe on any JSON: inside a string a quote is escaped, so these keys with their quotes cannot be text.
     """
-    if b'"finish_reason":null' not in payload or b'"error":' in payload:
-        return 0
+    # `find`, as `in` would first try to read its argument as a number, which takes longer than the search.
     start = payload.rfind(b'"token_ids":[')
-    if start < 0:
+    if start < 0 or payload.find(b'"finish_reason":null') < 0 or payload.find(b'"error":') >= 0:
         return 0
-    ids = payload[start + 13 : payload.find(b"]", start)]
-    return ids.count(b",") + 1 if ids else 0
+    end = payload.find(b"]", start)
+    return payload.count(b",", start, end) + 1 if end > start + 13 else 0
 
 
 def spread(total: int, events: int) -> list[int]:

@@ -14,7 +14,8 @@ from yarl import URL
 
 from kvlab.answer import Answer, MalformedEvent, error_text
 from kvlab.errors import LoadError
-from kvlab.http1 import CONNECT_TIMEOUT_S, BadResponse, Pool, Wire, clock
+from kvlab.http1 import CONNECT_TIMEOUT_S, Pool, Wire, clock
+from kvlab.http_message import BadResponse
 from kvlab.workload import Request, probe_prompt
 
 FAKE_HEADER = "x-kvlab-fake"
@@ -139,7 +140,7 @@ async def warm_pool(pool: Pool, endpoint: Endpoint, connections: int) -> bool:
     async def touch() -> bool:
         wire = Wire()
         with contextlib.suppress(OSError, BadResponse):
-            await pool.request("GET", endpoint.url("/health"), endpoint.headers, b"", wire, lambda data, t: None)
+            await pool.request("GET", endpoint.url("/health"), endpoint.headers, b"", wire, lambda *_: None)
         return FAKE_HEADER in wire.headers
 
     try:
@@ -179,18 +180,9 @@ async def _stream(
     pool: Pool, endpoint: Endpoint, headers: dict, payload: bytes, answer: Answer, wire: Wire
 ) -> str | None:
     """Sends and reads until the end of the response; returns the reason of an HTTP error."""
-    refusal: list[bytes] = []
-    feed = answer.feed
-
-    def sink(data: bytes, t: float) -> None:
-        if wire.status == 200:
-            feed(data, t)
-        else:
-            refusal.append(data)
-
-    await pool.request("POST", endpoint.url("/v1/completions"), headers, payload, wire, sink)
+    await pool.request("POST", endpoint.url("/v1/completions"), headers, payload, wire, answer.feed_all)
     if wire.status != 200:
-        return f"HTTP {wire.status}: {_message(b''.join(refusal))}"
+        return f"HTTP {wire.status}: {_message(wire.refusal)}"
     answer.end(clock())
     return None
 

@@ -60,12 +60,13 @@ class Prepared:
 
 @dataclass
 class Outcome:
-    """What a phase left behind: rows, how late the loop woke up (s), CPU time of the client (s)."""
+    """What a phase left behind: rows, how late the loop woke up (s), CPU time of the client (s), who stamped."""
 
     rows: RowFile = field(default_factory=RowFile)
     lags_s: array = field(default_factory=lambda: array("d"))
     cpu_s: float = 0.0
     wall_s: float = 0.0
+    stamped: bool = False  # by the kernel
 
 
 def serialise(job: Job) -> Prepared:
@@ -102,6 +103,7 @@ async def run_phase(pool: Pool, prepared: Prepared, outcome: Outcome, zero: floa
         ticker.cancel()
         outcome.cpu_s += time.thread_time() - cpu
         outcome.wall_s += clock() - wall
+        outcome.stamped = pool.stamped
 
 
 class _State:

@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client for streamed answers: bytes are stamped in the call that receives them, with no task between.
+"""A small HTTP/1.1 client for streamed answers: bytes are stamped by the kernel, or in the call that receives them.
 
-Reads are stamped and put aside; they are decoded some dozens at a time, so that a stamp waits for nobody's parser and
-the parser runs in warm caches. `make bench-client` measures what that is worth. The client follows RFC 9112 for what
+Reads are stamped and put aside; they are decoded some at a time, so that a stamp waits for nobody's parser and the
+parser runs in warm caches. `make bench-client` measures what that is worth. The client follows RFC 9112 for what
 servers of this kind send: chunked, counted and close-delimited bodies. No redirects, no compression, no proxies.
 """
 
@@ -19,6 +19,10 @@ from typing import Any
 
 from yarl import URL
 
+from kvlab import kernel_reads
+from kvlab.http_message import BadResponse, Counted, body_of, head_of, parse_head
+from kvlab.kernel_reads import Reader
+
 clock = time.perf_counter  # CLOCK_MONOTONIC on Linux: the same in all processes of the machine
 CONNECT_TIMEOUT_S = 30.0
 # uvicorn closes a connection that is idle for 5 s; one that is older than this is opened anew, not risked.
@@ -26,21 +30,17 @@ IDLE_REUSE_S = 2.0
 MAX_HEAD = 64 * 1024
 # A read that ends so ends a chunk with whole events, and never the body: it may wait for others to be decoded with.
 WHOLE_EVENT = b"\n\n\r\n"
-MAX_WAITING, MAX_WAITING_BYTES = 16, 64 * 1024  # reads put aside in one connection
+MAX_WAITING, LARGE_BYTES = 16, 4096  # reads put aside in one connection, and the size from which none is
 
 _first_limits = itertools.cycle(range(1, MAX_WAITING + 1))  # streams that run in step shall not decode in step
 
-Sink = Callable[[bytes, float], None]
-
-
-class BadResponse(Exception):
-    """What came back is no HTTP/1.1 response that this client understands."""
+Sink = Callable[[list[bytes], list[float]], None]  # pieces of a body, and when each of them came
 
 
 class Wire:
     """What happened to one request, on `clock`. None where it did not happen."""
 
-    __slots__ = ("asked", "ready", "connect_s", "status", "headers")
+    __slots__ = ("asked", "ready", "connect_s", "status", "headers", "refusal")
 
     def __init__(self):
         self.asked = clock()
@@ -48,67 +48,7 @@ class Wire:
         self.connect_s: float | None = None
         self.status: int | None = None
         self.headers: dict[str, str] = {}
-
-
-class Chunks:
-    """Decodes a chunked body incrementally; `done` after the last chunk and its trailers."""
-
-    __slots__ = ("done", "_rest")
-    waits = True  # its end can be told from a read
-
-    def __init__(self):
-        self.done = False
-        self._rest = b""
-
-    def feed(self, data: bytes) -> bytes:
-        """The payload that `data` completes. The network may cut anywhere; a chunk is handed out when it is whole."""
-        if not self._rest:
-            line = data.find(b"\r\n")
-            if line > 0 and 0 < _chunk_length(data[:line]) == len(data) - line - 4 and data.endswith(b"\r\n"):
-                return data[line + 2 : -2]  # the usual read: one whole chunk
-        else:
-            data, self._rest = self._rest + data, b""
-        payload, at, size = [], 0, len(data)
-        while at < size:
-            line = data.find(b"\r\n", at)
-            if line < 0:
-                break
-            length = _chunk_length(data[at:line])
-            if length == 0:
-                self._end(data, line)
-                break
-            end = line + 2 + length
-            if end + 2 > size:
-                break
-            if data[end : end + 2] != b"\r\n":
-                raise BadResponse("a chunk is longer than it says")
-            payload.append(data[line + 2 : end])
-            at = end + 2
-        if at < size:
-            self._rest = data[at:]
-        return payload[0] if len(payload) == 1 else b"".join(payload)
-
-    def _end(self, data: bytes, line: int) -> None:
-        """The last chunk starts at `line`; trailers, if any, end with a blank line."""
-        self.done = data.startswith(b"\r\n", line + 2) or data.find(b"\r\n\r\n", line) >= 0
-
-
-class Counted:
-    """A body of known length; None means until the connection closes."""
-
-    __slots__ = ("done", "_left")
-    waits = False
-
-    def __init__(self, length: int | None):
-        self._left = length
-        self.done = length == 0
-
-    def feed(self, data: bytes) -> bytes:
-        """The payload in `data`."""
-        if self._left is not None:
-            self._left -= len(data)
-            self.done = self._left <= 0
-        return data
+        self.refusal = b""  # the body, where the status is not 200
 
 
 class Connection(asyncio.Protocol):
@@ -119,14 +59,15 @@ class Connection(asyncio.Protocol):
         self.reusable = True
         self._transport: asyncio.Transport | None = None
         self._answered: asyncio.Future | None = None
+        self._reader: Reader | None = None
 
     async def exchange(self, request: bytes, wire: Wire, sink: Sink) -> None:
-        """Writes the request; `sink` gets body bytes and the time of their receipt until the response has ended.
+        """Writes the request; `sink` gets body bytes and the times of their receipt until the response has ended.
 
         Raises OSError when the connection breaks, BadResponse, or what the sink raises.
         """
         self._wire, self._sink, self._head, self._body = wire, sink, b"", None
-        self._reads, self._stamps, self._waiting = [], [], 0
+        self._reads, self._stamps = [], []
         self._limit = next(_first_limits)
         self._answered = asyncio.get_running_loop().create_future()
         try:
@@ -155,8 +96,21 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Closes at once."""
         self.reusable = False
+        self._leave_reader()
         if self._transport is not None:
             self._transport.abort()
+
+    def read_by(self, reader: Reader) -> None:
+        """Leaves the reading to `reader`, where the bytes are not encrypted."""
+        if self._socket is not None and self.reusable:
+            self._transport.pause_reading()
+            self._reader = reader
+            reader.watch(self._socket, self.take, self.connection_lost)
+
+    def _leave_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.forget(self._socket)
+            self._reader = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: open."""
@@ -166,7 +120,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes are here. The stamp comes first."""
-        t = clock()
+        self.take(data, clock())
+
+    def take(self, data: bytes, t: float) -> None:
+        """Bytes that came at `t`."""
         try:
             if self._answered is None or self._answered.done():
                 self.close()  # nobody asked
@@ -177,12 +134,11 @@ class Connection(asyncio.Protocol):
                     return
             self._reads.append(data)
             self._stamps.append(t)
-            self._waiting += len(data)
             if (
                 data.endswith(WHOLE_EVENT)
-                and self._body.waits
                 and len(self._reads) < self._limit
-                and self._waiting < MAX_WAITING_BYTES
+                and len(data) < LARGE_BYTES
+                and self._body.waits
             ):
                 return
             self._limit = MAX_WAITING
@@ -194,18 +150,31 @@ class Connection(asyncio.Protocol):
 
     def _decode(self) -> None:
         """Hands out what has been put aside, each read with its stamp."""
-        reads, stamps, self._reads, self._stamps, self._waiting = self._reads, self._stamps, [], [], 0
-        feed, sink = self._body and self._body.feed, self._sink
-        for data, t in zip(reads, stamps, strict=True):
-            if data and (payload := feed(data)):
-                sink(payload, t)
+        reads, stamps, self._reads, self._stamps = self._reads, self._stamps, [], []
+        payloads: list[bytes] = []
+        try:
+            for data in reads:
+                payloads.append(self._body.feed(data))
+        finally:
+            if not all(payloads):  # parts of chunks, or what is around them
+                stamps = [t for t, payload in zip(stamps, payloads, strict=False) if payload]
+                payloads = [payload for payload in payloads if payload]
+            if payloads:
+                self._hand_out(payloads, stamps[: len(payloads)])
+
+    def _hand_out(self, payloads: list[bytes], stamps: list[float]) -> None:
+        if self._wire.status == 200:
+            self._sink(payloads, stamps)
+        else:
+            self._wire.refusal += b"".join(payloads)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: closed by the other side, by an error, or by `close`."""
         self.reusable = False
+        self._leave_reader()
         if self._answered is None or self._answered.done():
             return
-        if exc is None and isinstance(self._body, Counted) and self._body._left is None:
+        if exc is None and isinstance(self._body, Counted) and self._body.left is None:
             self._answered.set_result(None)
         else:
             self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the server closed the connection"))
@@ -224,9 +193,9 @@ class Connection(asyncio.Protocol):
                 self._head = rest
                 continue
             self._wire.status, self._wire.headers = status, headers
-            self._body = _body_of(status, headers)
+            self._body = body_of(status, headers)
             closes = headers.get("connection", "").lower() == "close" or version != b"HTTP/1.1"
-            self.reusable = self.reusable and not closes and getattr(self._body, "_left", 0) is not None
+            self.reusable = self.reusable and not closes and getattr(self._body, "left", 0) is not None
             return rest
         if len(self._head) > MAX_HEAD:
             raise BadResponse("the head of the response does not end")
@@ -239,6 +208,7 @@ class Pool:
     def __init__(self, *, reuse: bool = True):
         self.reuse = reuse
         self._idle: dict[tuple[str, int, bool], list[Connection]] = {}
+        self._reader: Reader | None = None
 
     async def __aenter__(self) -> Pool:
         return self
@@ -247,6 +217,13 @@ class Pool:
         for connections in self._idle.values():
             for connection in connections:
                 connection.close()
+        if self._reader is not None:
+            self._reader.close()
+
+    @property
+    def stamped(self) -> bool:
+        """Whether the kernel stamped what came last."""
+        return self._reader is not None and self._reader.stamped
 
     async def request(
         self, method: str, url: URL, headers: dict[str, str], body: bytes, wire: Wire, sink: Sink
@@ -273,6 +250,10 @@ class Pool:
         began = clock()
         connection = await _connect(*key)
         wire.connect_s = clock() - began
+        if self._reader is None and kernel_reads.available():
+            self._reader = Reader()
+        if self._reader is not None:
+            connection.read_by(self._reader)
         return connection
 
 
@@ -289,45 +270,3 @@ async def _connect(host: str, port: int, secure: bool) -> Connection:
     except TimeoutError:
         raise ConnectionError(f"none within {CONNECT_TIMEOUT_S:g} s") from None
     return connection
-
-
-def head_of(method: str, url: URL, headers: dict[str, str], length: int) -> bytes:
-    """The head of a request."""
-    host = url.raw_authority.rpartition("@")[2]
-    lines = [f"{method} {url.raw_path_qs} HTTP/1.1", f"Host: {host}", "Accept-Encoding: identity"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    if length:
-        lines += ["Content-Type: application/json", f"Content-Length: {length}"]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def parse_head(head: bytes) -> tuple[int, bytes, dict[str, str]]:
-    """(status, version, headers with lower-case names) of a response head; raises BadResponse."""
-    first, *lines = head.split(b"\r\n")
-    version, _, rest = first.partition(b" ")
-    if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-        raise BadResponse(f"no HTTP/1.1 response: {first[:80]!r}")
-    pairs = (line.decode("latin-1").partition(":") for line in lines)
-    return int(rest[:3]), version, {name.strip().lower(): value.strip() for name, _, value in pairs}
-
-
-def _body_of(status: int, headers: dict[str, str]) -> Chunks | Counted:
-    if headers.get("content-encoding", "identity") != "identity":
-        raise BadResponse(f"the body is encoded as {headers['content-encoding']}, which was not asked for")
-    if "chunked" in headers.get("transfer-encoding", "").lower():
-        return Chunks()
-    if status in (204, 304):
-        return Counted(0)
-    length = headers.get("content-length")
-    return Counted(int(length) if length is not None and length.isdigit() else None)
-
-
-@functools.lru_cache(4096)
-def _chunk_length(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
-    if not digits.isalnum():  # int() would also take a sign or underscores
-        raise BadResponse(f"no chunk length: {line[:40]!r}")
-    try:
-        return int(digits, 16)
-    except ValueError:
-        raise BadResponse(f"no chunk length: {line[:40]!r}") from None

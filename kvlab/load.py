@@ -216,7 +216,9 @@ class _Run:
         evidence.lags_s = [lag for outcome in self.outcomes for lag in outcome.lags_s]
         evidence.cpu_s = [(outcome.cpu_s, outcome.wall_s) for outcome in self.outcomes]
         evidence.exact = all(row.get("exact", True) for row in rows)
-        return certify(evidence) | {"fake": self.fake, "interrupted": self.interrupted, "transport": transport()}
+        stamps = "kernel" if all(outcome.stamped for outcome in self.outcomes) else "process"
+        told = {"fake": self.fake, "interrupted": self.interrupted, "transport": transport(), "stamps": stamps}
+        return certify(evidence) | told
 
     def _samples(self) -> tuple[pd.DataFrame, str | None]:
         """The samples, and why there are none where the server offers none that can be read."""

@@ -32,16 +32,10 @@ class EventSplitter:
         self._searched = 0
         return _split(whole)
 
-    def is_one_line(self, data: bytes) -> bool:
-        """True where nothing is held back and `data` is exactly one event of one `data` line: no need to feed it."""
-        return (
-            not self._rest
-            and not self._held_cr
-            and data.startswith(b"data: ")
-            and data.find(b"\n") == len(data) - 2
-            and data.endswith(b"\n\n")
-            and b"\r" not in data
-        )
+    @property
+    def holds(self) -> bool:
+        """Whether something is held back that the next read belongs to."""
+        return bool(self._rest) or self._held_cr
 
     def flush(self) -> list[bytes]:
         """What is left when the stream ends without a blank line: at most one event."""

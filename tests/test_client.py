@@ -196,12 +196,12 @@ def test_a_defect_of_the_client_is_no_failure_of_the_server(fake, monkeypatch):
 
 
 def test_a_cancelled_request_leaves_a_row(fake, monkeypatch):
-    def receive(connection, data):
-        real(connection, data)
+    def receive(connection, data, t):
+        real(connection, data, t)
         seen.append(data)
 
-    rows, seen, real = [], [], http1.Connection.data_received
-    monkeypatch.setattr(http1.Connection, "data_received", receive)
+    rows, seen, real = [], [], http1.Connection.take
+    monkeypatch.setattr(http1.Connection, "take", receive)
 
     async def go():
         async with Pool() as pool:

@@ -6,8 +6,9 @@ import pytest
 from waiting_for_tests import until
 from yarl import URL
 
-from kvlab import http1
-from kvlab.http1 import BadResponse, Chunks, Pool, Wire, head_of, parse_head
+from kvlab import http1, kernel_reads
+from kvlab.http1 import Pool, Wire
+from kvlab.http_message import BadResponse, Chunks, head_of, parse_head
 
 BODY = b"5\r\nhello\r\n1;name=value\r\n \r\nA\r\n0123456789\r\n0\r\n\r\n"
 TEXT = b"hello 0123456789"
@@ -36,6 +37,17 @@ def test_a_body_is_not_over_before_its_last_chunk_and_trailers():
     assert decoded([b"0\r\nx-a: b\r\n\r\n"]) == (b"", True)
 
 
+@pytest.mark.parametrize("size", [1, 9, 15, 16, 17, 255, 256, 4095, 4096])
+def test_a_whole_chunk_is_told_by_its_length_alone_and_no_other_read_is(size):
+    whole = b"%x\r\n%s\r\n" % (size, b"x" * size)
+    assert Chunks().feed(whole) == b"x" * size
+    assert Chunks().feed(whole[:-1]) == b""  # not yet
+    chunks = Chunks()
+    assert (chunks.feed(whole + whole[:3]), chunks.feed(whole[3:])) == (b"x" * size, b"x" * size)
+    with pytest.raises(BadResponse):
+        Chunks().feed(b"%x\r\n%s\r\n" % (size, b"x" * (size + 2)))
+
+
 @pytest.mark.parametrize("body", [b"zz\r\n", b"-5\r\n", b"1_0\r\n", b"\r\n", b"1\r\nabc\r\n"])
 def test_broken_chunks_are_refused(body):
     with pytest.raises(BadResponse):
@@ -55,6 +67,13 @@ def test_requests():
     assert head.startswith(b"POST /a?b=c HTTP/1.1\r\nHost: h:1\r\n") and head.endswith(b"\r\n\r\n")
     assert b"\r\nContent-Length: 3\r\n" in head and b"\r\nAuthorization: Bearer k\r\n" in head
     assert b"Host: [::1]:1\r\n" in head_of("GET", URL("http://[::1]:1/"), {}, 0)
+
+
+@pytest.fixture(autouse=True, params=["kernel", "process"])
+def stamps(request, monkeypatch):
+    """Both ways of reading."""
+    if request.param == "process":
+        monkeypatch.setattr(kernel_reads, "available", lambda: False)
 
 
 class Server:
@@ -88,7 +107,7 @@ class Server:
 
 async def get(pool, server):
     wire, got = Wire(), []
-    await pool.request("GET", server.url, {}, b"", wire, lambda data, t: got.append((data, t)))
+    await pool.request("GET", server.url, {}, b"", wire, lambda *given: got.extend(zip(*given, strict=True)))
     return wire, b"".join(data for data, _ in got), got
 
 

@@ -11,7 +11,7 @@ from kvlab.answer import Answer
 from kvlab.client import body, send
 from kvlab.config import LoadConfig
 from kvlab.fake_server import FakeServer
-from kvlab.http1 import MAX_WAITING, MAX_WAITING_BYTES, Connection, Wire, clock
+from kvlab.http1 import LARGE_BYTES, MAX_WAITING, Connection, Wire, clock
 from kvlab.load import run_load
 from kvlab.workload import Request
 
@@ -46,10 +46,13 @@ def fed(reads, *, end):
     """What the sink got from reads that arrive one by one; `end` completes the body, or cancels the request."""
     got = []
 
+    def keep(payloads, stamps):
+        got.extend(zip(payloads, stamps, strict=True))
+
     async def drive():
         connection = Connection()
         connection.connection_made(Silent())
-        task = asyncio.create_task(connection.exchange(b"x", Wire(), lambda data, t: got.append((data, t))))
+        task = asyncio.create_task(connection.exchange(b"x", Wire(), keep))
         await asyncio.sleep(0)
         for read in [HEAD, *reads]:
             connection.data_received(read)
@@ -84,7 +87,7 @@ def test_what_was_put_aside_is_not_lost_with_the_request():
 
 
 def test_large_reads_do_not_pile_up():
-    big = framed(b"data: " + b"x" * MAX_WAITING_BYTES + b"\n\n")
+    big = framed(b"data: " + b"x" * LARGE_BYTES + b"\n\n")
     before, got = fed([big] * 3, end=None)
     assert before == 3
 
@@ -147,7 +150,7 @@ def answer_of(pieces):
     async def drive():
         connection = Connection()
         connection.connection_made(Silent())
-        task = asyncio.create_task(connection.exchange(b"x", Wire(), answer.feed))
+        task = asyncio.create_task(connection.exchange(b"x", Wire(), answer.feed_all))
         await asyncio.sleep(0)
         for piece in pieces:
             connection.data_received(piece)

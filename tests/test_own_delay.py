@@ -35,15 +35,16 @@ def test_the_null_server_answers_as_a_real_one_at_known_times():
 def test_what_a_busy_client_adds_is_seen(monkeypatch):
     import time
 
-    from kvlab import answer
+    from kvlab import answer, kernel_reads
 
+    monkeypatch.setattr(kernel_reads, "available", lambda: False)  # whose stamps hold nothing of the client
     gaps = {"itl_p50_s": 0.13}  # long, so that a pause of a busy machine does not outweigh them
     found = own_delay.added(LOAD, gaps)
     assert set(found) == set(own_delay.NAMES) and None not in found.values()
     assert abs(found["added_itl_p50_s"]) < 0.06 and found["added_ttft_p50_s"] > -0.001
     own_delay._measured.cache_clear()
-    plain = answer.plain_tokens
-    monkeypatch.setattr(answer, "plain_tokens", lambda payload: time.sleep(0.01) or plain(payload))
+    plain = answer.plain_events
+    monkeypatch.setattr(answer, "plain_events", lambda reads: time.sleep(0.1) or plain(reads))
     slow = own_delay.added(LOAD, gaps)
     assert slow["added_itl_p99_s"] > found["added_itl_p50_s"] + 0.05
 
