@@ -174,6 +174,14 @@ def test_the_origin_of_the_numbers_is_told(tmp_path):
     assert told[4].startswith("dummy") and told[5:7] == ["2026-01-02 to 2026-01-05", "2"]
 
 
+def test_the_readers_own_machine_is_marked_in_every_table_of_machines(tmp_path):
+    small_machine()
+    text = built(tmp_path)
+    assert text.count('<tr class="own"><td class="t">mine</td>') == 2  # hardware and engine; versions
+    assert text.count('<tr class="own"><th class="t" scope="row">mine</th>') == 8  # the findings
+    assert "tr.own > *" in text
+
+
 def test_of_an_existing_server_only_what_is_known_is_told(tmp_path):
     save_run("server-1234", model=f"{EXISTING} server-1234")
     page = Page(built(tmp_path, "server-1234"))
