@@ -82,11 +82,6 @@ class Account:
         return len(self.evictions)
 
     @property
-    def evicted_requests(self) -> int:
-        """Requests that were preempted at least once."""
-        return len({eviction.request for eviction in self.evictions})
-
-    @property
     def recomputed_tokens(self) -> int:
         """Tokens computed more than once, over all preemptions."""
         return sum(eviction.recomputed_tokens for eviction in self.evictions)

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +242,3 @@ def _named(error: BaseException, worker: str, workers: int) -> BaseException:
     named = type(error)(f"Worker {worker} of {workers}: {error.what}{rest}", error.cause, error.next_step)
     named.worker = worker
     return named
-
-
-def as_rows(fleet: Fleet) -> list[dict[str, Any]]:
-    """The placement with each worker's capacity, for a table."""
-    return [row | asdict(c) for row, c in zip(fleet.placement, fleet.capacities, strict=True)]

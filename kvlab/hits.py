@@ -156,11 +156,6 @@ def placed_hit_ratios(
     return HitRatios(*(float(sum(share * ratios[i] for share, ratios in each)) for i in range(3)))
 
 
-def hit_ratio_error(ratio: float, requests: int) -> float:
-    """Standard deviation of a measured hit ratio of independent requests: sqrt(h (1 - h) / n)."""
-    return math.sqrt(ratio * (1 - ratio) / requests)
-
-
 def first_hit_share(prefixes: int, workers: int, sent: np.ndarray) -> np.ndarray:
     """P(hit) of the request after `sent` others, where everything fits and the warm-up sent each prefix once.
 

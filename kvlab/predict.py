@@ -133,11 +133,6 @@ def log_capacity_tokens(blocks: int, max_model_len: int, block_size: int) -> int
     return int(log_max_concurrency(blocks, max_model_len, block_size) * max_model_len)
 
 
-def blocks_from_log(capacity: int, max_model_len: int, block_size: int) -> int:
-    """The blocks behind a logged capacity, null block included: the inverse of `log_capacity_tokens`."""
-    return round(capacity * math.ceil(max_model_len / block_size) / max_model_len)
-
-
 def longest_model_len(blocks: int, block_size: int) -> int:
     """The largest max_model_len with which vLLM 0.31 starts: one request must fit into the usable blocks."""
     return capacity_tokens(blocks, block_size)
@@ -159,11 +154,6 @@ def mean_blocks_per_request(input_tokens: int, output_tokens: int, block_size: i
         return float(math.ceil(input_tokens / block_size))
     held = (math.ceil((input_tokens + done) / block_size) for done in range(output_tokens))
     return sum(held) / output_tokens
-
-
-def requests_by_division(capacity: int, input_tokens: int, output_tokens: int) -> int:
-    """The back-of-envelope count: floor(capacity / (input + output)), no blocks. 22,048 / 640 = 34."""
-    return capacity // (input_tokens + output_tokens)
 
 
 def requests_that_fit(blocks: int, input_tokens: int, output_tokens: int, block_size: int) -> Interval:
@@ -219,21 +209,6 @@ def queue_wait_s(clients: int, running: float, service_s: float) -> float:
 def queue_wait_at_rate_s(clients: int, running: float, request_rate_per_s: float) -> float:
     """The same wait from a request rate X: max(0, clients - running) / X."""
     return max(0.0, clients - running) / request_rate_per_s
-
-
-def prefill_line(points: list[tuple[int, float | None]]) -> tuple[float | None, float | None]:
-    """Fixed seconds and prefill speed in tok/s from (prompt tokens, TTFT in seconds) of requests sent alone.
-
-    TTFT = fixed + tokens / speed, a straight line by least squares; (null, null) below two points or without a slope.
-    """
-    known = [(tokens, ttft_s) for tokens, ttft_s in points if ttft_s is not None]
-    if len({tokens for tokens, _ in known}) < 2:
-        return None, None
-    mean_x = sum(tokens for tokens, _ in known) / len(known)
-    mean_y = sum(ttft_s for _, ttft_s in known) / len(known)
-    spread = sum((tokens - mean_x) ** 2 for tokens, _ in known)
-    slope = sum((tokens - mean_x) * (ttft_s - mean_y) for tokens, ttft_s in known) / spread
-    return (mean_y - slope * mean_x, 1 / slope) if slope > 0 else (None, None)
 
 
 def eager_step_s(fast_step_s: float, overhead_s: float, *, asynchronous: bool) -> float:

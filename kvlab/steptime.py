@@ -149,12 +149,6 @@ def ttft_median_s(model: StepModel, found: Prediction, shape: Shape, alone_s: fl
     return (found.ttft_s + found.ttft_wave_s) / 2 + max(0.0, own_way_s)
 
 
-def throughput_ceiling_tok_s(model: StepModel, shape: Shape) -> float | None:
-    """What throughput tends to with ever more running requests: 1 / (time that each one adds); null if it adds none."""
-    added = _added_s(model, shape, shape.mean_kv_tokens())
-    return 1 / added if added > 0 else None
-
-
 def _added_s(model: StepModel, shape: Shape, kv_tokens: float) -> float:
     """Seconds that one more running request adds to every token."""
     return model.b_s + model.c_s * kv_tokens + shape.prefill_s() / shape.output_tokens

@@ -84,10 +84,6 @@ def test_affinity_bounds_at_24_prefixes_on_6_workers():
     assert hits.affinity_bound(FIT, 7, 6) == 1
 
 
-def test_error_of_a_measured_ratio():
-    assert hits.hit_ratio_error(0.5, 200) == pytest.approx(0.035, abs=0.0005)
-
-
 @pytest.mark.parametrize(("prefixes", "workers", "first_touches"), [(2, 6, 10), (2, 3, 4), (4, 6, 20)])
 def test_a_run_from_empty_caches_pays_its_first_touches(prefixes, workers, first_touches):  # pitfall 32
     ample = hits.run_hit_ratios(10_000, 10, 0, prefixes, workers, 400, prefixes)

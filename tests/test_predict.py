@@ -66,7 +66,6 @@ def test_capacity_lines_of_startup_logs(server, bytes_per_token, block_size):
     assert predict.log_capacity_tokens(blocks, max_model_len, block_size) == logged
     concurrency = predict.log_max_concurrency(blocks, max_model_len, block_size)
     assert f"{concurrency:.2f}" == re.search(r"tokens per request: ([\d.]+)x", text).group(1)
-    assert predict.blocks_from_log(logged, max_model_len, block_size) == blocks
 
 
 @pytest.mark.parametrize(
@@ -146,11 +145,6 @@ def test_blocks_of_one_request():
     assert 12 / predict.usable_blocks(32) == pytest.approx(0.387, abs=0.0005)
 
 
-def test_simple_counts_of_the_article():
-    assert predict.requests_by_division(22_048, 512, 128) == 34
-    assert predict.requests_by_division(22_048, 2048, 128) == 10
-
-
 def test_requests_that_fit_is_an_interval():  # pitfall 30
     low, high = predict.requests_that_fit(1378, 512, 128, 16)
     assert (low, high) == (pytest.approx(34.4, abs=0.05), pytest.approx(37.8, abs=0.05))
@@ -202,10 +196,3 @@ def test_queue_wait_follows_littles_law():
     assert (wait + service_s) * running / service_s == pytest.approx(clients)
     assert predict.queue_wait_at_rate_s(clients, running, running / service_s) == pytest.approx(wait)
     assert predict.queue_wait_s(8, running, service_s) == 0
-
-
-def test_prefill_speed_from_single_requests():
-    points = [(n, 0.02 + n / 8000) for n in (100, 1000, 3000)]
-    assert predict.prefill_line([*points, (500, None)]) == (pytest.approx(0.02), pytest.approx(8000))
-    assert predict.prefill_line([(100, 0.1), (100, 0.2)]) == (None, None)
-    assert predict.prefill_line([(100, 0.2), (200, 0.1)]) == (None, None)

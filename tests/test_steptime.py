@@ -75,15 +75,13 @@ def test_prefill_share_costs_throughput_but_not_the_median_gap():
     assert paid.throughput_tok_s == pytest.approx(500)
 
 
-def test_ceiling_and_knee_of_compute():
+def test_knee_of_compute():
     model, shape = StepModel(0.01, 0.0005, 0.0), Shape(1000, 100)
-    assert steptime.throughput_ceiling_tok_s(model, shape) == pytest.approx(2000)
     low, high = steptime.compute_knee(model, shape)
     assert low == high == pytest.approx(21)
-    # Where the low-load line N / (a + k) meets the ceiling.
-    assert low / (0.01 + 0.0005) == pytest.approx(2000)
+    # Where the low-load line N / (a + k) meets the ceiling, the inverse of what a request adds to a step.
+    assert low / (0.01 + 0.0005) == pytest.approx(1 / 0.0005)
     assert steptime.compute_knee(StepModel(0.01, 0, 0), shape) is None
-    assert steptime.throughput_ceiling_tok_s(StepModel(0.01, 0, 0), shape) is None
 
 
 def test_reading_kv_makes_the_compute_knee_an_interval():
