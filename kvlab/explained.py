@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import signal
@@ -20,23 +19,6 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number.")
     return value
-
-
-def above_zero(text: str) -> float:
-    """The same for a tool of the project, as argparse's `type`: a number above 0."""
-    try:
-        if 0 < float(text) < math.inf:
-            return float(text)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-
-
-def whole_above_zero(text: str) -> int:
-    """A whole number above 0, as argparse's `type`."""
-    if text.isascii() and text.isdigit() and int(text):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
 
 
 @contextlib.contextmanager

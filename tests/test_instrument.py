@@ -1,5 +1,6 @@
 """The load generator's own table: what is drawn and said of it, and the tools that make it."""
 
+import argparse
 import json
 import shutil
 import sys
@@ -145,6 +146,16 @@ def test_rates_count_what_was_digested_between_whole_rounds(bench):
     paced = bench.SCENARIOS["paced"]
     rates = bench._rates(arrivals, watch, paced.__class__("x", 1, 1, 1, streams=2, tokens=100, rounds=3, fast_rounds=3))
     assert rates == {"events_per_cpu_s": 200 / 1.0, "events_per_s": 200 / 2.0}
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "1e400", "many"])
+def test_a_tool_takes_no_number_that_is_none(bench, text):
+    from arguments import above_zero, whole_above_zero
+
+    for read in (above_zero, whole_above_zero):
+        with pytest.raises(argparse.ArgumentTypeError, match="number above 0"):
+            read(text)
+    assert above_zero("0.5") == 0.5 and whole_above_zero("2") == 2
 
 
 def test_a_tool_that_is_missing_is_a_row_with_its_reason(bench):

@@ -25,11 +25,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 
 import pandas as pd
+from arguments import above_zero, whole_above_zero
 from null import REALTIME, NullServer, pinned
 from peers import TOOLS, Ask, Tool, environ, install
 from watch import Watch, machine_cpu_s
 
-from kvlab.explained import above_zero, whole_above_zero
 from kvlab.files import write_text
 
 SERVER_CORE, CLIENT_CORE = 0, 1

@@ -16,12 +16,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 
+from arguments import whole_above_zero
 from bench_client import OUT
 from null import NullServer
 from peers import TOOLS, Ask
 from watch import Watch
 
-from kvlab.explained import whole_above_zero
 from kvlab.files import write_text
 
 TTFT_S, ITL_S, TOKENS = 5.0, 1.0, 20
