@@ -33,6 +33,12 @@ def _is_project(folder: Path) -> bool:
         return False
 
 
+def near(path: Path) -> str:
+    """A path as one may type it: from the current folder, or whole where that would lead far out of it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("../..") else relative
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Writes a file and waits until it is on the disk."""
     with path.open("wb") as file:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kvlab import claims as claims_module
 from kvlab import imported, parameters, run, store
 from kvlab.errors import StoreError
-from kvlab.files import disk_errors, write_text
+from kvlab.files import disk_errors, near, write_text
 
 if TYPE_CHECKING:
     from kvlab.claims import Claim
@@ -149,7 +148,7 @@ def write(lab: Lab, claims: list[Claim]) -> None:
     claims_module.stand_in(folder, lab.aside)
     if lab.aside is not None:
         said = "; ".join(_changes(lab))
-        print(f"What if: {said}.\nClaims and figures go to {_short(lab.aside)}; {kept(lab.machine, lab.mode)}.")
+        print(f"What if: {said}.\nClaims and figures go to {near(lab.aside)}; {kept(lab.machine, lab.mode)}.")
     elif lab.mode == "replay":
         _keep_measured(lab, claims)
     stated = imported.with_imported(claims, lab.machine, lab.section)
@@ -173,8 +172,3 @@ def _keep_measured(lab: Lab, claims: list[Claim]) -> None:
             cause="files were damaged or changed after the measurement",
             next_step=f"restore them from git, or remove them and run: kvlab measure {lab.section}",
         )
-
-
-def _short(path: Path) -> str:
-    near = os.path.relpath(path)
-    return str(path) if near.startswith("../..") else near

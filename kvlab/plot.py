@@ -18,7 +18,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvlab import files, outcome, plot_empty, store
-from kvlab.store import figure_files as figure_files  # what `save` wrote is found here too
 
 # Okabe and Ito's palette: told apart with any of the usual colour-vision deficiencies.
 COMPUTED = "#333333"

@@ -16,11 +16,8 @@ from typing import Any
 
 from kvlab import errors, processes, progress, store
 from kvlab.errors import ConfigError, KvlabError, NotebookError
-from kvlab.files import disk_errors, explained
-from kvlab.parameters import TYPES as TYPES  # what a command asks of parameters is offered here too
-from kvlab.parameters import check_parameters as check_parameters
-from kvlab.parameters import parameters as parameters
-from kvlab.parameters import parse_parameter as parse_parameter
+from kvlab.files import disk_errors, explained, near
+from kvlab.parameters import check_parameters
 
 KERNEL, LINE = ".kernel-", "line.txt"  # folder of one kernel, and what it does now
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
@@ -77,7 +74,7 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
     from traitlets.config import Config
 
     check_parameters(path, given)
-    with disk_errors(f"The executed notebook {_short(out)}"):
+    with disk_errors(f"The executed notebook {near(out)}"):
         out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
@@ -100,7 +97,7 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
     except PapermillExecutionError as error:
         if error.ename == "KeyboardInterrupt":
             raise KeyboardInterrupt from None
-        said = f"{path.name} stopped in cell {error.exec_count} (see {_short(out)}): {_last_words(error)}"
+        said = f"{path.name} stopped in cell {error.exec_count} (see {near(out)}): {_last_words(error)}"
         if _is_ours(error.ename, ConfigError):
             raise ConfigError(said) from None
         raise NotebookError(f"{said}\nWhat was measured before is kept; running again resumes.") from None
@@ -112,7 +109,7 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
             next_step="`kvlab ps` shows what still runs; what was measured is kept, and running again resumes",
         ) from None
     except OSError as error:
-        raise explained(error, f"The executed notebook {_short(out)}") from None
+        raise explained(error, f"The executed notebook {near(out)}") from None
     return time.monotonic() - began
 
 
@@ -178,7 +175,3 @@ def _last_words(error) -> str:
 def _is_ours(name: str, kind: type[KvlabError]) -> bool:
     found = getattr(errors, name, None)
     return isinstance(found, type) and issubclass(found, kind)
-
-
-def _short(path: Path) -> str:
-    return os.path.relpath(path)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import typer
 
-from kvlab import batch, measure, outcome, overview, profile, quiet, ready, run, store
+from kvlab import batch, measure, outcome, overview, parameters, profile, quiet, ready, run, store
 from kvlab.errors import ConfigError, NotebookError
+from kvlab.files import near
 from kvlab.invocation import as_typed
 
 BUILD = Path("_build")
@@ -63,7 +64,7 @@ def execute(sections: list[str], asked: Asked, *, go_on: bool = False) -> Execut
     common = {"PROFILE": _everywhere(profile_name, lab), "MACHINE": lab.machine, "MODE": mode, "BASE_URL": base_url}
     given = common | _own(asked.param, common)
     for path in paths:
-        run.check_parameters(path, given)
+        parameters.check_parameters(path, given)
     if mode == "replay":
         if not asked.allow_empty:
             _refuse_empty(lab.machine)
@@ -127,7 +128,7 @@ def results(done: Executed) -> str:
     notebooks = [os.path.relpath(BUILD / "notebooks" / run.notebook_of(name).name) for name in done.timings]
     claims = store.machine_dir(done.machine) / "claims.csv"
     lines = [
-        f"claims     {_short(claims) if claims.is_file() else 'none were stated'}",
+        f"claims     {near(claims) if claims.is_file() else 'none were stated'}",
         f"notebooks  {', '.join(notebooks)}",
         f"report     kvlab report --mode replay --machine {done.machine}",
     ]
@@ -140,7 +141,7 @@ def _what_if(path: Path, given: dict, lab: measure.Lab, mode: str, typed: str, m
     section, mode = _name(path), mode if measures else "replay"
     asked = given | {"MACHINE": typed}
     words = outcome.changes(section, asked, lab.machine, lab.profile.name, mode)
-    place = _short(outcome.what_if_dir(lab.machine, section))
+    place = near(outcome.what_if_dir(lab.machine, section))
     return f"{'; '.join(words)}: claims and figures go to {place}; {outcome.kept(lab.machine, mode)}" if words else ""
 
 
@@ -176,7 +177,7 @@ class _Progress:
         if self.taken_over:
             typer.echo("  taken over unchanged: nothing that it reads has changed since; --execute executes it again")
         for name in sorted(self._set_aside() - self.broken):
-            path = _short(store.machine_dir(self.lab.machine) / name)
+            path = near(store.machine_dir(self.lab.machine) / name)
             others = as_typed(f"kvlab report --mode replay --machine {self.lab.machine}")
             typer.secho(
                 f"claims.csv could not be read and is set aside as {path}.\n"
@@ -200,11 +201,6 @@ def _name(path: Path) -> str:
     return path.stem[3:]
 
 
-def _short(path: Path) -> str:
-    near = os.path.relpath(path)
-    return str(path) if near.startswith("..") else near
-
-
 def _everywhere(given: str, lab: measure.Lab) -> str:
     """The profile as it is found from the notebooks' folder too: its name, or the whole path of a file."""
     by_name = given == "auto" or given in profile.built_in()
@@ -212,7 +208,7 @@ def _everywhere(given: str, lab: measure.Lab) -> str:
 
 
 def _own(param: Sequence[str], common: dict) -> dict:
-    own = dict(run.parse_parameter(text) for text in param)
+    own = dict(parameters.parse_parameter(text) for text in param)
     if taken := sorted(set(own) & set(common)):
         options = ", ".join(f"--{name.lower().replace('_', '-')}" for name in taken)
         raise ConfigError(f"--param may not set {', '.join(taken)}.", next_step=f"use the option {options}")

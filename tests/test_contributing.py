@@ -4,7 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from kvlab import claims, plot, store
+from kvlab import claims, store
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -22,7 +22,7 @@ def test_the_small_section_runs_with_nothing_measured(tmp_path, monkeypatch):
     assert [c.conditions for c in stored] == ["block=32", "block=64", "block=128"]
     assert [c.computed for c in stored] == sorted((c.computed for c in stored), reverse=True)
     assert {c.state for c in stored} == {"not measured"} and all(c.reason for c in stored)
-    assert [path.stem for path in plot.figure_files("empty-test", "block_size")] == ["block_size"]
+    assert [path.stem for path in store.figure_files("empty-test", "block_size")] == ["block_size"]
 
 
 def test_its_formula_knows_whole_blocks():

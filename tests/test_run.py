@@ -10,7 +10,7 @@ import pytest
 from notebooks_for_tests import COMMON, notebook, outputs, printed
 from waiting_for_tests import LIMIT_S, until
 
-from kvlab import run
+from kvlab import parameters, run
 from kvlab.errors import ConfigError, NotebookError, StoreError
 from kvlab.fake_server import FakeServer
 
@@ -74,13 +74,13 @@ def test_good_parameters_arrive(tmp_path):
     ],
 )
 def test_parameters_typed_on_a_command_line(text, expected):
-    assert run.parse_parameter(text) == expected
+    assert parameters.parse_parameter(text) == expected
 
 
 @pytest.mark.parametrize("text", ["X", "=1", "1X=2", "X Y=2"])
 def test_what_is_no_parameter(text):
     with pytest.raises(ConfigError, match="NAME=VALUE"):
-        run.parse_parameter(text)
+        parameters.parse_parameter(text)
 
 
 # -- what a run does with failures --------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_every_notebook_has_the_common_shape(path):
 
 @pytest.mark.parametrize("path", [*NOTEBOOKS, *OTHERS], ids=lambda path: path.stem)
 def test_every_parameter_is_typed_and_explained(path):  # pitfall 37
-    declared = run.parameters(path)
+    declared = parameters.parameters(path)
     assert {"PROFILE", "MACHINE", "MODE", "BASE_URL"} <= set(declared) or path in OTHERS
     lines = next(
         cell.source.splitlines()
@@ -263,6 +263,6 @@ def test_every_parameter_is_typed_and_explained(path):  # pitfall 37
         if "parameters" in cell.metadata.get("tags", [])
     )
     assert len(declared) == len(lines)  # papermill understood each line
-    assert {entry["type"] for entry in declared.values()} <= set(run.TYPES)
+    assert {entry["type"] for entry in declared.values()} <= set(parameters.TYPES)
     assert all(entry["help"] for entry in declared.values())
     assert all(line.partition("#")[0].count("=") == 1 for line in lines)
