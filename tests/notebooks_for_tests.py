@@ -26,6 +26,16 @@ def notebook(path, *cells, parameters=PARAMETERS):
     return path
 
 
+def own_project(monkeypatch, folder, names, *cells, parameters):
+    """Makes the folder a project with these notebooks, and the current folder; data and cache lie in it."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("KVLAB_DATA", "data")
+    monkeypatch.setenv("KVLAB_CACHE", str(folder / "cache"))
+    for name in names:
+        notebook(folder / "notebooks" / f"{name}.ipynb", *cells, parameters=parameters)
+    return folder
+
+
 def outputs(path):
     """Every output of an executed notebook."""
     cells = nbformat.read(path, as_version=4).cells

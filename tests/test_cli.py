@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import get_args, get_type_hints
 
 import pytest
-from notebooks_for_tests import COMMON, notebook, printed
+from notebooks_for_tests import COMMON, notebook, own_project, printed
 from typer.testing import CliRunner
 
 from kvlab import __version__, k8s_cli, processes, profile, router_cli
@@ -18,15 +18,10 @@ PARAMETERS = COMMON + "\nCLIENTS: list = []  # a list"
 @pytest.fixture(autouse=True)
 def project(monkeypatch, tmp_path):
     """An own project with two notebooks that show what they were given."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KVLAB_DATA", "data")
-    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
     show = (
         "print(PROFILE, MACHINE, MODE, CLIENTS)\nfrom kvlab import profile\nprint(profile.load_profile(PROFILE).title)"
     )
-    for name in ("00_start_here", "01_one", "02_two"):
-        notebook(tmp_path / "notebooks" / f"{name}.ipynb", show, parameters=PARAMETERS)
-    return tmp_path
+    return own_project(monkeypatch, tmp_path, ("00_start_here", "01_one", "02_two"), show, parameters=PARAMETERS)
 
 
 def call(*words):

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from notebooks_for_tests import COMMON, notebook, printed
+from notebooks_for_tests import COMMON, notebook, own_project, printed
 from typer.testing import CliRunner
 
 from kvlab import beside, claims, cli, outcome, provenance, run, store
@@ -23,12 +23,7 @@ PARAMETERS = COMMON + "\nCLIENTS: list[int] = []  # clients; empty: the profile'
 
 @pytest.fixture(autouse=True)
 def project(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KVLAB_DATA", "data")
-    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
-    for name in ("00_start_here", "01_one"):
-        notebook(tmp_path / "notebooks" / f"{name}.ipynb", STATE, parameters=PARAMETERS)
-    return tmp_path
+    return own_project(monkeypatch, tmp_path, ("00_start_here", "01_one"), STATE, parameters=PARAMETERS)
 
 
 def replay(*words):
