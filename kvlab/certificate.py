@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,11 @@ BUSY_SHARE = 0.8  # of one core
 LITTLE_TOLERANCE = 0.05
 DELIVERED_SHARE = 0.9
 TTFT_SLACK_S, TTFT_SLACK_SHARE = 0.020, 0.2
+UNEQUAL = "The rows hold"
+WORST = (
+    *("loop_lag_p99_s", "schedule_delay_p99_s", "added_ttft_p99_s", "added_itl_p99_s"),
+    *("littles_law_residual", "ttft_client_minus_server_s"),
+)
 
 
 @dataclass
@@ -73,6 +79,29 @@ def certify(evidence: Evidence) -> dict[str, Any]:
     certificate |= _delivery(evidence, failures, problems)
     certificate |= _accounts(evidence, failures, problems)
     return certificate | {"failures": failures, "problems": failures + problems}
+
+
+def over_limits(certificate: Mapping[str, Any]) -> bool:
+    """Whether the client's own delay may stand in the times of a run: they do not belong in a headline."""
+    added = [certificate.get(f"added_{what}_p99_s") or 0.0 for what in ("ttft", "itl")]
+    busy = (certificate.get("client_cpu_share") or 0.0) > BUSY_SHARE
+    return bool(certificate.get("late")) or busy or max(added) > LATE_S
+
+
+def worst(certificates: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The largest value of each number over many runs (s; a residual is a share), None where no run tells it.
+
+    Beside: `runs` that tell anything, how many are `over` their limits, whose token counts are `unequal`, and the sum
+    of `unexplained_prefix_hits`.
+    """
+    told = [c for c in certificates if "late" in c]
+    known = {name: [abs(c[name]) for c in told if c.get(name) is not None] for name in WORST}
+    return {name: max(values, default=None) for name, values in known.items()} | {
+        "runs": len(told),
+        "over": sum(map(over_limits, told)),
+        "unequal": sum(any(str(problem).startswith(UNEQUAL) for problem in c.get("problems", ())) for c in told),
+        "unexplained_prefix_hits": sum(c.get("unexplained_prefix_hits") or 0 for c in told),
+    }
 
 
 def _client_side(e: Evidence, problems: list[str]) -> dict[str, Any]:
@@ -205,8 +234,7 @@ def _compare(e: Evidence, name: str, rows: int | None, counter: float | None, pr
     if counter is None or rows is None or rows == counter or not e.rows["ok"].all():
         return
     problems.append(
-        f"The rows hold {rows} {name} tokens, the server counted {counter:.0f}: "
-        "somebody else uses it, or a count is wrong."
+        f"{UNEQUAL} {rows} {name} tokens, the server counted {counter:.0f}: somebody else uses it, or a count is wrong."
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvlab import provenance, store
+from kvlab import certificate, provenance, store
 from kvlab.claims import parse_conditions
 from kvlab.measure import EXISTING
 
@@ -98,6 +98,7 @@ def about(machine: str) -> dict[str, Any]:
         "dates": _dates([m["created_utc"][:10] for m in manifests]),
         "kvlab": _one(m["kvlab_version"] for m in manifests),
         "gpu_minutes": gpu_minutes(own),
+        "certificates": certificate.worst(m["certificate"] or {} for m in own),
         "software": _one(_software(m["provenance"] or {}) for m in own),
     }
 

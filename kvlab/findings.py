@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from kvlab import pages, phrases, plot_small
+from kvlab import certificate, pages, phrases, plot_small, store
 from kvlab.display import cells
 from kvlab.pages import Writer
 from kvlab.prose import Notes, fill_one, missing, no_claim
+
+BY_STAMPS = ("ttft", "itl", "tpot", "latency", "throughput", "resume")
+OVER = "the load generator was over the limits of its certificate: give it a free core, or measure a smaller load"
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,25 @@ def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) ->
     if row is None:
         return blank | {"measured": missing(no_claim(machine, section, writer), writer, notes)}
     said = {name: html.escape(_short(text)) for name, text in cells(row).items()}
+    if over_limits(machine, row):
+        return blank | {
+            "computed": said["computed"],
+            "measured": missing(phrases.said(OVER, writer.language), writer, notes),
+        }
     if row["measured"] is None:
         reason = phrases.said(row["reason"], writer.language) if row["reason"] else writer.words["only_computed"]
         said["measured"] = missing(reason, writer, notes)
     return blank | {name: said[name] for name in ("computed", "measured", "residual", "conditions")}
+
+
+def over_limits(machine: str, row: Mapping[str, Any]) -> bool:
+    """Whether a claim is made of the client's stamps, and a run behind it is over the limits of its certificate."""
+    if not str(row["quantity"]).startswith(BY_STAMPS):
+        return False
+    folder = store.machine_dir(machine) / row["section"]
+    paths = [folder / run for run in str(row["runs"] or "").split(";") if run]
+    stored = [store.load_run(path) for path in paths if (path / store.MANIFEST).is_file()]
+    return any(certificate.over_limits(run.manifest["certificate"] or {}) for run in stored)
 
 
 def _short(text: str) -> str:

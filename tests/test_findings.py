@@ -1,12 +1,13 @@
 """The cards of the first screen: what they show and under which conditions stands in visible text."""
 
+import json
 import re
 from dataclasses import asdict
 
 import pandas as pd
 import pytest
 
-from kvlab import claims, facts, findings, pages, prose, report, store
+from kvlab import claims, facts, findings, pages, phrases, prose, report, store
 
 DRAWN = dict.fromkeys(findings.listed(), "")
 
@@ -55,6 +56,25 @@ def test_a_further_machine_supports_a_card_and_the_readers_own_stays_last():
     shown = cards({"h200-x2": found})["load"].rows
     assert [row["machine"] for row in shown][-2:] == ["h200-x2", "mine"] and "6,000" in shown[-2]["measured"]
     assert "h200-x2" not in rows(cards({})["load"])
+
+
+def test_times_of_a_client_over_its_limits_are_kept_out_and_say_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    kept, late = {"late": False, "client_cpu_share": 0.2}, {"late": True}
+    for run, told in (("a", kept), ("b", late), ("c", {"client_cpu_share": 0.9}), ("d", {"added_itl_p99_s": 0.02})):
+        for section in ("load", "service_hit_rate"):
+            folder = tmp_path / "data" / "mine" / section / run
+            folder.mkdir(parents=True)
+            (folder / "run.json").write_text(json.dumps({"schema_version": 1, "certificate": told}))
+    where = {"c": 64, "in": 512, "out": 128}
+    for runs, shown in (("a", True), ("a;b", False), ("c", False), ("d", False), ("gone", True)):
+        stored = table(("load", "throughput_tok_s", where, {"measured": 5432.0, "unit": "tok/s"})).assign(runs=runs)
+        row = rows(cards({"mine": stored})["load"])["mine"]
+        assert ("5,432" in row["measured"]) is shown, runs
+    assert phrases.known(findings.OVER, "zh") and "free core" in findings.OVER
+    where = {"prefixes": 12, "c": 8, "workers": 6}
+    of_count = table(("service_hit_rate", "hit_ratio", where, {"measured": 0.5, "unit": "ratio"})).assign(runs="b")
+    assert "missing" not in rows(cards({"mine": of_count})["service"])["mine"]["measured"]
 
 
 @pytest.mark.parametrize(("language", "end"), [("en", "</a>). Made"), ("zh", "</a>）。 生成于")])
