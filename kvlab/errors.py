@@ -47,6 +47,10 @@ class ServerDied(ServerError):
     """The server ended before or while it was measured."""
 
 
+class ServerStopped(ServerDied):
+    """Somebody asked the server to end, as `kvlab stop` does: nothing starts another one by itself."""
+
+
 class LoadError(KvlabError):
     """The load could not be generated as asked."""
 

@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from kvlab.errors import ServerDied
+from kvlab.errors import ServerDied, ServerStopped
 from kvlab.startup_log import is_consequence, last_lines, root_cause
 
 # (pattern in the decisive line, likely cause, next step); groups of the pattern are filled in as {0}, {1}.
@@ -157,7 +157,7 @@ def server_died(
     if killed:
         return _was_killed(f"The vLLM server ended {when}: {killed}.", log_path, oom_before)
     if asked or (exit_code in (0, 143) and not own_error):
-        return ServerDied(
+        return ServerStopped(
             f"The vLLM server was asked to end {when}, and did.",
             "kvlab stop, or a SIGTERM from somebody or from the system",
             "run the same command again: it resumes",

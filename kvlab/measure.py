@@ -37,7 +37,7 @@ from kvlab import (
 )
 from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
-from kvlab.errors import ConfigError, KvlabError, ServerError, StoreError
+from kvlab.errors import ConfigError, KvlabError, ServerError, ServerStopped, StoreError
 from kvlab.existing import EXISTING as EXISTING
 from kvlab.parameters import listed as listed  # what a notebook needs is offered here too
 from kvlab.results import EMPTY, readable, refusal
@@ -152,8 +152,8 @@ class Lab:
             for cell in todo:
                 try:
                     self._measure_cell(cell, bar)
-                except ServerError:
-                    if not skip_refused:
+                except ServerError as error:
+                    if not skip_refused or isinstance(error, ServerStopped):
                         raise
                     self._servers.keep_logs = True
                     self._servers.end_current()
@@ -193,6 +193,8 @@ class Lab:
     def _measure_cell(self, cell: Cell, bar) -> None:
         try:
             server = self._servers.serve(cell, self._quiet, bar, self.base_url)
+        except ServerStopped:
+            raise  # it says nothing of the cell
         except ServerError as error:
             manifest = self._about(cell, _now()) | refusal(error)
             store.save_run(self.machine, self.section, manifest, *EMPTY)

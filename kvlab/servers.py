@@ -12,7 +12,7 @@ from typing import Any
 
 from kvlab import log_folder, progress
 from kvlab.config import Cell, ServerConfig
-from kvlab.errors import ServerError
+from kvlab.errors import ServerError, ServerStopped
 from kvlab.quiet import Quiet
 
 REFUSED = re.compile(r"(value|validation|import) ?error|not ?implemented|unrecognized|argument", re.IGNORECASE)
@@ -105,7 +105,7 @@ class Servers:
 
         The workers of a service too, where they have a GPU: on the CPU there are few cores for many of them.
         One that cannot start is left to its own cell, which tries again alone and tells why; not where vLLM refused its
-        flags, which it would do again.
+        flags, which it would do again, and not where somebody stopped it: that raises, and ends the measurement.
         """
         from kvlab import server
 
@@ -120,6 +120,8 @@ class Servers:
         self._fleets |= {name: one for name, one in groups.items() if errors[name] is None}
         self.keep_logs |= any(errors.values())
         self._refused |= {name: e for name, e in errors.items() if isinstance(e, ServerError) and _flags_refused(e)}
+        if stopped := [error for error in errors.values() if isinstance(error, ServerStopped)]:
+            raise stopped[0]  # who has stopped it does not want it back
 
     def _turn(self, cell: Cell, quiet: Quiet) -> Any:
         """The server that waits for this cell, or None; the one in use steps aside, or all end."""

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 from child_server import serve
-from fakes import EVENTS, cell, install, open_lab
+from fakes import EVENTS, FAILS_TO_START, SAYS, cell, install, open_lab
 
 from kvlab import claims, control, existing, files, invocation, plot, processes, store
-from kvlab.errors import ServerDied, ServerError, StoreError
+from kvlab.errors import ServerDied, ServerError, ServerStopped, StoreError
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +151,17 @@ def test_a_stopped_server_ends_its_measurement_with_one_message_and_keeps_the_re
     assert runs[0].id == first.run.id and [run.valid for run in runs].count(False) == 1
     assert EVENTS[-1] == "stop" and EVENTS.count("start") == EVENTS.count("stop")
     assert not [server for server in processes.list_servers() if server.orphan and "fake" in server.cmd]
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_a_server_that_is_stopped_while_it_starts_is_not_started_again(monkeypatch, side_by_side):
+    """Neither by its own cell, nor for the cells after it; and it is no result of that cell."""
+    SAYS[:] = [ServerStopped("The vLLM server was asked to end during its start-up, and did.", "kvlab stop", "again")]
+    FAILS_TO_START.extend([True, False, False])
+    lab = open_lab()
+    with pytest.raises(ServerStopped, match="was asked to end"):
+        lab.measure([cell(lab, 1), cell(lab, 2)], side_by_side=side_by_side, skip_refused=True)
+    assert EVENTS == ["fails"] and store.list_runs("fake") == []
 
 
 # -- commands in messages -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.errors import ServerStopped
 from kvlab.failures import advice, server_died
 from kvlab.startup_log import full_graph_sizes, last_lines, parse_startup, phase_of, root_cause
 
@@ -267,6 +268,7 @@ def test_an_engine_with_an_error_of_its_own_is_explained_by_it(tmp_path):
 def test_a_server_that_was_asked_to_end_is_told_from_one_that_failed(tmp_path, text, code):
     told = died(tmp_path, text, code)
     assert "was asked to end while it was in use" in told and "kvlab stop" in told and "resumes" in told
+    assert isinstance(server_died("", code, tmp_path / "server.log"), ServerStopped)
 
 
 @pytest.mark.parametrize(("code", "gone"), [(None, True), (137, True), (0, True)])
