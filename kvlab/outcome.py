@@ -132,8 +132,8 @@ def kept(machine: str, mode: str) -> str:
     if mode == "replay":
         return f"what is stored of {machine} stays"
     return (
-        f"its runs are stored with those of {machine}, whose claims stay. Named with --machine {machine} (MACHINE in "
-        "the notebook) it would replace them; another name, or a profile's TOML file with these values, keeps both"
+        f"its runs are stored with those of {machine}, whose claims stay. To replace these: --machine {machine} (in a "
+        "notebook MACHINE); to keep both: another name, or a profile's TOML file with these values"
     )
 
 

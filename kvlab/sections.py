@@ -15,7 +15,7 @@ import typer
 
 from kvlab import batch, measure, outcome, overview, parameters, profile, quiet, ready, run, store
 from kvlab.errors import ConfigError, NotebookError
-from kvlab.files import near
+from kvlab.files import check_writable, near
 from kvlab.invocation import as_typed
 
 BUILD = Path("_build")
@@ -68,6 +68,7 @@ def execute(sections: list[str], asked: Asked, *, go_on: bool = False) -> Execut
     if mode == "replay":
         if not asked.allow_empty:
             _refuse_empty(lab.machine)
+        check_writable(store.root())  # claims are stated anew
     else:
         ready.require(lab)
     text = lab.profile.model_dump_json() + json.dumps({name: given[name] for name in sorted(set(given) - set(common))})

@@ -1,6 +1,8 @@
 """Other parameters are a what-if and leave what is stored alone, unless somebody measures and names the machine."""
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
@@ -62,6 +64,17 @@ def test_a_value_typed_into_a_cell_is_a_what_if_too(project):
     path = notebook(project / "notebooks" / "01_one.ipynb", "CLIENTS = [7]", STATE, parameters=PARAMETERS)
     run.execute(path, {"MODE": "replay", "MACHINE": "mine", "PROFILE": "cpu-tiny"}, project / "out.ipynb")
     assert kept(project) == before and "What if: CLIENTS = [7]" in printed(project / "out.ipynb")
+
+
+def test_a_replay_that_cannot_state_claims_is_refused_before_it_begins(project, monkeypatch):
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("kvlab.files.tempfile.TemporaryFile", read_only)
+    options = ["--mode", "replay", "--machine", "mine", "--profile", "cpu-tiny", "--allow-empty"]
+    result = CliRunner().invoke(cli.app, ["measure", "one", *options])
+    assert result.exit_code == 1 and "cannot be written: Read-only file system" in result.stderr
+    assert "KVLAB_DATA" in result.stderr and not (project / "_build").exists()
 
 
 def stored_run(machine, profile):
