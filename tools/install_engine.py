@@ -96,6 +96,15 @@ def install_cpu() -> None:
         "use Python 3.11, 3.12 or 3.13 on x86-64 or arm64 Linux; `make replay` needs no vLLM",
     )
     remove(*BROKEN_BESIDE_CPU_TORCH)
+    start_once()
+
+
+def start_once() -> None:
+    """The first start of a fresh vLLM takes twice as long as others: no measured server is to be the first one.
+
+    Where it fails, it says why; everything but measuring works there too.
+    """
+    subprocess.run([sys.executable, "-m", "kvlab.first_start"])
 
 
 def main() -> None:
