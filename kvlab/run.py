@@ -161,6 +161,9 @@ def _silent_loggers():
     try:
         yield
         gc.collect()  # tasks that asyncio would complain about later
+    except BaseException:
+        levels[-1] = logging.CRITICAL + 1  # the error's frames keep such tasks alive until this program ends
+        raise
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
