@@ -282,7 +282,7 @@ def test_the_engine_in_one_line_goes_by_what_the_server_said():
 
 
 def test_paths_and_host_are_taken_out_but_only_as_whole_names(monkeypatch):
-    monkeypatch.setattr(privacy.Path, "home", lambda: Path("/home/ada"))
+    monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setattr(privacy.sys, "prefix", "/home/ada/venv")
     monkeypatch.setattr(privacy.socket, "gethostname", lambda: "ada-box7")
     text = "/home/ada/venv/bin/python /home/ada/x --model=/home/ada/m /home/adam/x /mnt/home/ada ada-box7:80 ada-box77"
@@ -296,7 +296,7 @@ def test_installed_among_the_packages_it_has_no_folder_of_its_own(monkeypatch):
 
 
 def test_a_host_with_an_ordinary_name_or_a_root_home_changes_nothing(monkeypatch):
-    monkeypatch.setattr(privacy.Path, "home", lambda: Path("/"))
+    monkeypatch.setenv("HOME", "/")
     monkeypatch.setattr(privacy.sys, "prefix", "/usr")
     monkeypatch.setattr(privacy.socket, "gethostname", lambda: "model")
     assert privacy.scrub("/usr/lib/x model / a") == "/usr/lib/x model / a"

@@ -56,16 +56,16 @@ class Attached:
 
 def test_a_server_of_its_own_ends_with_the_session_and_its_log_folder_too(monkeypatch, tmp_path):
     fakes.install(monkeypatch, tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    logs = tmp_path / "cache" / "logs"
     monkeypatch.setattr(live, "can_start", lambda: True)
     monkeypatch.setattr("kvlab.profile.check_fits", lambda profile, hardware: None)
     with live.open_session(profile_name="cpu-tiny"):
-        assert len(list(tmp_path.glob("kvlab-live-*/server.log"))) == 1
-    assert not list(tmp_path.glob("kvlab-live-*")) and fakes.EVENTS == ["start", "stop"]
+        assert len(list(logs.glob("*/server.log"))) == 1
+    assert not list(logs.iterdir()) and fakes.EVENTS == ["start", "stop"]
     fakes.FAILS_TO_START.append(True)
     with pytest.raises(ServerError):
         live.open_session(profile_name="cpu-tiny")
-    assert len(list(tmp_path.glob("kvlab-live-*"))) == 1  # the error names the log
+    assert len(list(logs.iterdir())) == 1  # the error names the log
 
 
 def test_a_server_that_goes_away_is_said_and_does_not_end_the_watch():
