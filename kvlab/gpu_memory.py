@@ -1,8 +1,10 @@
-"""Whether the GPU memory of a server that has ended is free again."""
+"""GPU memory: what a server holds, and whether that of one that has ended is free again."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 SLACK_BYTES = 256 * 2**20
 STEADY_S = 3.0
@@ -10,19 +12,39 @@ STEADY_S = 3.0
 
 def used_bytes() -> int | None:
     """Memory in use on all GPUs of the machine, whoever uses it; null without an NVIDIA driver."""
+    with _driver() as nvml:
+        return None if nvml is None else sum(nvml.nvmlDeviceGetMemoryInfo(gpu).used for gpu in _gpus(nvml))
+    return None
+
+
+def of_processes(pids: set[int]) -> int | None:
+    """Memory of these processes on all GPUs; null where the driver does not name them, as in many containers."""
+    with _driver() as nvml:
+        if nvml is not None:
+            listed = [one for gpu in _gpus(nvml) for one in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)]
+            return sum(one.usedGpuMemory or 0 for one in listed if one.pid in pids) or None
+    return None
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator:
+    """NVIDIA's library while it is in use, or null; what the driver cannot answer ends the block."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
     except Exception:  # neither the library nor a driver is a must
-        return None
+        yield None
+        return
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return sum(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
-    except pynvml.NVMLError:
-        return None
+        with contextlib.suppress(pynvml.NVMLError):
+            yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def _gpus(nvml) -> list:
+    return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
 
 
 class GpuMemory:
@@ -30,6 +52,11 @@ class GpuMemory:
 
     def __init__(self):
         self.before = used_bytes()
+
+    def more(self) -> int | None:
+        """Bytes in use beyond that; null where it is not known."""
+        now = used_bytes()
+        return None if now is None or self.before is None else max(0, now - self.before)
 
     def wait_until_free(self, timeout_s: float = 60.0) -> None:
         """Return once use is back at what it was before, or steady: another program may have taken memory meanwhile.

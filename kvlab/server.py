@@ -99,6 +99,7 @@ class VllmServer:
         self._owner = os.getpid()
         self._ready = False
         self._gpu_memory: gpu_memory.GpuMemory | None = None
+        self._others: set[str] = set()  # servers that were up before this one
         self._cache_files: int | None = None
 
     def __enter__(self) -> VllmServer:
@@ -119,6 +120,7 @@ class VllmServer:
         env = engine.environment(self.config, local_model=model_files.is_local(self._model_path))
         env |= caches.environment(self.config) | self.config.env
         self._gpu_memory = gpu_memory.GpuMemory() if self.config.engine == "cuda" else None
+        self._others = {server.id for server in processes.list_servers()}
         self._cache_files = caches.prepare(self.config)
         try:
             self._launch(env)
@@ -272,14 +274,17 @@ class VllmServer:
             "ready_s": self.ready_s,
             "capacity": asdict(self.capacity),
             "startup": asdict(self.startup),
-            "memory": processes.memory_of(self.id) | {"gpu_bytes": self._gpu_bytes()},
+            "memory": processes.memory_of(self.id) | {"gpu_own_bytes": self._gpu_bytes()},
             "cache_files_at_start": self._cache_files,
         }
 
     def _gpu_bytes(self) -> int | None:
-        """GPU memory in use beyond what was in use before the start."""
-        now = gpu_memory.used_bytes() if self._gpu_memory is not None else None
-        return None if now is None or self._gpu_memory.before is None else max(0, now - self._gpu_memory.before)
+        """GPU memory of this server; null where others came meanwhile and the driver does not tell them apart."""
+        if self._gpu_memory is None:
+            return None
+        others = {server.id for server in processes.list_servers()} - {self.id}
+        alone = not (others | self._others)
+        return gpu_memory.of_processes(processes.pids(self.id)) or (self._gpu_memory.more() if alone else None)
 
     def stop(self) -> None:
         """End the whole tree and verify it. Safe to call twice, half-started, or from a forked child (does nothing)."""
