@@ -49,7 +49,7 @@ def driver(monkeypatch):
 @pytest.fixture
 def server(monkeypatch, driver, tmp_path):
     one = VllmServer(ServerConfig(model="tiny", engine="cuda", kv_cache_memory_bytes=2**30), log_dir=tmp_path)
-    one._gpu_memory = gpu_memory.GpuMemory()
+    one._gpu_memory, one.id = gpu_memory.GpuMemory(), "this"
     monkeypatch.setattr(processes, "pids", lambda server_id: {7})
     monkeypatch.setattr(processes, "list_servers", lambda: [SimpleNamespace(id=one.id)])
     return one
