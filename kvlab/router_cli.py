@@ -16,10 +16,8 @@ def list_() -> None:
     """Show the routers, whether they are installed, and their size."""
     from kvlab import router_packages as packages
 
-    for name, product in packages.PRODUCTS.items():
-        there = packages.version(name)
-        told = f"{there} in {packages.place(name)}" if there else f"not installed, about {product.download_mb} MB"
-        typer.echo(f"{name:<12} {told}")
+    for name in packages.PRODUCTS:
+        typer.echo(f"{name:<12} {packages.told(name)}")
 
 
 @app.command()

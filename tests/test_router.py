@@ -214,6 +214,44 @@ def test_a_failed_install_says_why_and_leaves_nothing(monkeypatch, tmp_path):
     assert CliRunner().invoke(cli.app, ["router", "install", "no-such"]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("vllm", "dynamo"),
+    [("0.26.0", "1.4.2"), ("0.26.1+cu130", "1.4.2"), ("0.31.0", "1.6.1"), ("0.100.0", "1.6.1"), (None, "1.6.1")],
+)
+def test_the_release_of_dynamo_follows_the_installed_vllm(monkeypatch, tmp_path, vllm, dynamo):
+    monkeypatch.delenv(router_packages.FOLDER, raising=False)
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(router_packages, "_vllm_version", lambda: vllm)
+    assert router_packages.place("dynamo").name == f"dynamo-{dynamo}"
+    assert f"ai-dynamo-runtime=={dynamo}" in router_packages.pinned("dynamo").requirements
+    assert router_packages.place("smg").name == "smg-1.13.0"
+
+
+def test_a_vllm_too_old_for_dynamo_is_told_before_anything_is_downloaded(monkeypatch):
+    monkeypatch.setattr(router_packages, "_vllm_version", lambda: "0.9.2")
+    told = CliRunner().invoke(cli.app, ["router", "install", "dynamo"])
+    assert told.exit_code == 2 and "Dynamo does not run here with vLLM 0.9.2" in told.output
+    listed = CliRunner().invoke(cli.app, ["router", "list"])
+    assert listed.exit_code == 0 and "vllm-router" in listed.stdout and "with vLLM 0.9.2" in listed.stdout
+
+
+def test_dynamo_for_another_vllm_is_refused_and_installed_anew(monkeypatch, tmp_path):
+    monkeypatch.setenv(router_packages.FOLDER, str(tmp_path))
+    monkeypatch.setattr(router_packages, "_vllm_version", lambda: "0.26.0")
+    for version in ("1.6.1", "1.4.2", "1.4.3"):
+        metadata = tmp_path / "dynamo" / "ai_dynamo.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True, exist_ok=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: ai-dynamo\nVersion: {version}\n")
+        if version != "1.6.1":  # one that somebody chose is kept
+            assert router_packages.require("dynamo") == (tmp_path / "dynamo", version)
+            continue
+        with pytest.raises(ServerError, match=r"1\.6\.1 lies in .*vLLM 0\.26\.0 needs 1\.4\.2"):
+            router_packages.require("dynamo")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        with pytest.raises(ServerError, match="could not be installed"):  # it tries, where one that fits is kept
+            router_packages.install("dynamo")
+
+
 def test_words_are_one_token_each(fleet):
     words = wording.words(fleet.endpoints[0])
     assert len(words) == len(set(words)) >= wording.ENOUGH and all(word[0] == " " for word in words)
