@@ -28,7 +28,10 @@ from kvlab.startup_log import plain
 MODES = {"dynamo-kv": "kv", "dynamo-random": "random", "dynamo-round-robin": "round-robin"}
 WORKER = "kvlab.dynamo_worker"
 LOCAL = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_SYSTEM_HOST")
+# There this one names an interface; two others are unknown, and events and counters are open to the network.
+OLDER = {"1.4.2": {"DYN_TCP_RESPONSE_STREAM_HOST": "lo"}}
 PLANES = {"DYN_DISCOVERY_BACKEND": "file", "DYN_EVENT_PLANE": "zmq", "DYN_REQUEST_PLANE": "tcp"}
+SAME_NAMES = {"PYTHONHASHSEED": "0"}  # as Dynamo's own start sets it: else each engine names equal blocks differently
 POLL_S, READY_S = 0.25, 900.0  # as a fleet's: a cold start on a slow machine compiles for minutes
 
 
@@ -80,7 +83,7 @@ class DynamoDeployment:
         argv = [*fleet.launcher(place), sys.executable, "-m", WORKER]
         argv += ["--model", self._model, "--served-model-name", config.served_name]
         argv += [*flags, *self._extra, "--kv-events-config", json.dumps(events_config(sockets))]
-        env = {"VLLM_RPC_BASE_PATH": sockets} | engine.environment(config, local_model=True)
+        env = {"VLLM_RPC_BASE_PATH": sockets} | SAME_NAMES | engine.environment(config, local_model=True)
         env |= caches.environment(config) | config.env
         program = Leashed(
             argv,
@@ -98,7 +101,8 @@ class DynamoDeployment:
 
     def _environment(self, base: dict[str, str]) -> dict[str, str]:
         own = router_packages.environment("dynamo", base)
-        return own | PLANES | dict.fromkeys(LOCAL, "127.0.0.1") | {"DYN_FILE_KV": str(self._log_dir / "discovery")}
+        local = dict.fromkeys(LOCAL, "127.0.0.1") | OLDER.get(self.version, {})
+        return own | PLANES | local | {"DYN_FILE_KV": str(self._log_dir / "discovery")}
 
     def _wait(self, programs: list[Leashed], ready) -> None:
         while not ready():

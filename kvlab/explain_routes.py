@@ -88,9 +88,9 @@ def decided(results: Iterable[tuple[str, Result]]) -> str | None:
             total = sum(outcomes.values())
             parts.append(f"{name}: " + ", ".join(f"{what} {n / total:.0%}" for what, n in outcomes.items()))
         elif found := counted.get("found_tokens"):
-            expected = counted["expected_tokens"]
+            expected = f"{'about ' if counted.get('estimated') else ''}{counted['expected_tokens']:,}"
             parts.append(
-                f"{name}: it expected {expected:,} cached tokens where it sent requests, and {found:,} were found"
+                f"{name}: it expected {expected} cached tokens where it sent requests, and {found:,} were found"
             )
     return f"By the routers' own counters: {'; '.join(parts)}." if parts else None
 

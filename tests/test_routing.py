@@ -227,6 +227,14 @@ def test_the_workers_of_dynamo_have_their_gpus_as_those_of_a_fleet(monkeypatch, 
     assert there.serves(asked) and not there.serves(asked.model_copy(update={"placement": "packed"}))
 
 
+@pytest.mark.parametrize(("version", "host"), [("1.4.2", "lo"), ("1.6.1", "127.0.0.1")])
+def test_an_older_dynamo_is_told_the_interface_and_not_the_address(monkeypatch, tmp_path, launched, version, host):
+    monkeypatch.setattr(router_packages, "require", lambda product: (tmp_path, version))
+    dynamo.DynamoDeployment(CPU, 1, tmp_path).start()
+    assert launched[0]._env["DYN_TCP_RESPONSE_STREAM_HOST"] == host
+    assert launched[0]._env["PYTHONHASHSEED"] == "0"  # engines that share a prefix name its blocks alike
+
+
 def test_workers_of_dynamo_that_would_take_a_whole_gpu_do_not_share_one(monkeypatch, tmp_path, launched):
     monkeypatch.setattr("kvlab.gpu.gpus", lambda: [{}])
     with pytest.raises(ConfigError, match="2 workers share 1 GPU"):
@@ -303,6 +311,8 @@ def test_a_sentence_tells_what_a_router_expected_and_what_was_found():
     assert (
         "dynamo-kv (together): it expected 67,584 cached tokens where it sent requests, and 66,000 were found" in told
     )
+    counted["estimated"] = 1
+    assert "expected about 67,584" in explain_routes.decided([("dynamo-kv", SimpleNamespace(run=run))])
 
 
 def test_without_measurements_there_is_nothing_to_say():
@@ -324,5 +334,14 @@ def test_dynamo_that_hears_no_events_is_reported():  # pitfall 34
     assert "hears no events" in router_checks.dynamo_fallbacks(deaf, 9000.0)[0]
     assert not router_checks.dynamo_fallbacks(deaf, 0.0)  # nothing to hit
     assert "expected 8000: it misses events" in router_checks.dynamo_fallbacks(heard, 20_000.0)[0]
+    # A release without that counter tells shares of the input.
+    older = text.replace("kv_selected_cached_prefix_tokens_total", "no_such_total").replace("EXPECTED", "4000") + (
+        'dynamo_frontend_input_sequence_tokens_sum{model="m"} 12800\n'
+        'dynamo_component_router_kv_hit_rate_sum{worker_id="a"} SHARES\n'
+    )
+    heard = router_checks.dynamo_counts(older.replace("SHARES", "28.0"))
+    assert heard["expected_tokens"] == 8960 and heard["estimated"] and not router_checks.dynamo_fallbacks(heard, 9000.0)
+    deaf = router_checks.dynamo_counts(older.replace("SHARES", "0"))
+    assert "hears no events" in router_checks.dynamo_fallbacks(deaf, 9000.0)[0]
     random = router_checks.dynamo_counts('dynamo_frontend_input_sequence_tokens_count{model="m"} 40\n')
     assert "only 0 of 40 requests had their blocks looked up" in router_checks.dynamo_fallbacks(random, 9000.0)[0]
