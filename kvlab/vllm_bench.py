@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from kvlab import foreign, workload
@@ -53,13 +54,14 @@ def _certificate(failures: list[str]) -> dict[str, Any]:
 
 
 def command(endpoint: Endpoint, load: LoadConfig, prompts: Path) -> list[str]:
-    """Its command line. Without a tokenizer it sends token ids as they are, and would ask for one token each."""
+    """Its command line: prompts of token ids, sent as they are."""
     body = {"max_tokens": load.output_tokens, "temperature": 0}
     return [
         *(sys.executable, "-m", "kvlab.vllm_bench", "--backend", "openai", "--model", endpoint.model),
-        *("--base-url", endpoint.base_url.rstrip("/").removesuffix("/v1"), "--skip-tokenizer-init"),
+        *("--base-url", endpoint.base_url.rstrip("/").removesuffix("/v1"), "--skip-chat-template"),
         *("--dataset-name", "custom", "--dataset-path", str(prompts), "--disable-shuffle", "--ignore-eos"),
         *("--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)),
+        *("--custom-output-len", str(load.output_tokens)),
         *("--extra-body", json.dumps(body), "--disable-tqdm", "--ready-check-timeout-sec", "0"),
         *("--save-result", "--save-detailed", "--result-dir", str(prompts.parent), "--result-filename", "result.json"),
     ]
@@ -77,16 +79,25 @@ def _start(command: list[str], endpoint: Endpoint, folder: str) -> str:
     return (lines or ["no output"])[-1].strip()[:300]
 
 
+class TokenIds:
+    """In place of a tokenizer, where prompts are token ids already: vLLM 0.26 refuses to go without one."""
+
+    def __call__(self, prompt: list[int], **_: Any) -> SimpleNamespace:
+        if isinstance(prompt, str):  # an answer without usage, whose tokens it would count
+            raise ValueError("the server states no usage, and no tokenizer is here to count with")
+        return SimpleNamespace(input_ids=prompt)
+
+
 def main() -> None:
     """vLLM's own command."""
     import argparse
 
-    from vllm.benchmarks.serve import add_cli_args
-    from vllm.benchmarks.serve import main as serve
+    from vllm.benchmarks import serve
 
+    serve.get_tokenizer = lambda *_, **__: TokenIds()
     parser = argparse.ArgumentParser()
-    add_cli_args(parser)
-    serve(parser.parse_args())
+    serve.add_cli_args(parser)
+    serve.main(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -31,8 +31,15 @@ def started(monkeypatch):
     return seen
 
 
+def test_token_ids_count_as_they_are_and_text_is_not_guessed():
+    assert len(vllm_bench.TokenIds()([5, 6, 7], add_special_tokens=False).input_ids) == 3
+    with pytest.raises(ValueError, match="no usage"):
+        vllm_bench.TokenIds()("three words here")
+
+
 def test_the_same_load_is_asked_of_it(started):
     result = vllm_bench.run(Endpoint("http://127.0.0.1:1/v1", "m"), LoadConfig(**LOAD), nonce=3)
+    assert "--skip-tokenizer-init" not in started["command"]  # vLLM 0.26 refuses prompts then
     asked = dict(zip(started["command"][3::2], started["command"][4::2], strict=False))
     assert asked["--base-url"] == "http://127.0.0.1:1" and "--ignore-eos" in started["command"]
     assert (
