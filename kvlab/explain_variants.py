@@ -36,18 +36,21 @@ def draw(axis: Axes, plain_s: float | None, found: Iterable[Claim]) -> None:
     steps = [claim for claim in found if claim.quantity == STEP]
     if plain_s is not None:
         axis.axvline(1e3 * plain_s, color=plot.COMPUTED, ls=":", lw=1.2, zorder=1)
-        plot.dumbbell(axis, 0, None, 1e3 * plain_s)
+        axis.plot([1e3 * plain_s], [0], "o", color=plot.MEASURED, zorder=4)
     for y, claim in enumerate(steps, 1):
         if claim.measured is None:
             axis.text(0.02, y, "not measured", transform=axis.get_yaxis_transform(), va="center", fontsize=9)
             continue
         if None not in (claim.ci_low, claim.ci_high):
             axis.plot([1e3 * claim.ci_low, 1e3 * claim.ci_high], [y, y], color=plot.MEASURED, lw=1.6, alpha=0.7)
-        plot.dumbbell(axis, y, None if claim.computed is None else 1e3 * claim.computed, 1e3 * claim.measured)
+        axis.plot([1e3 * claim.measured], [y], "o", color=plot.MEASURED, zorder=4)
+        if claim.computed is not None:
+            axis.plot([1e3 * claim.computed], [y], "|", ms=20, mew=2.5, color=plot.COMPUTED, zorder=3)
+            residual = f"{claim.measured / claim.computed - 1:+.1%}"
+            axis.text(1.01, y, residual, transform=axis.get_yaxis_transform(), va="center", fontsize=9)
     axis.set_yticks(range(len(steps) + 1), ["plain", *(_where(claim, "variant") for claim in steps)])
     axis.set_ylim(len(steps) + 0.6, -0.6)
     axis.set_xlim(left=0)
-    axis.margins(x=0.15)
     axis.set_xlabel("ms")
 
 
