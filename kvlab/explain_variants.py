@@ -35,8 +35,8 @@ def draw(axis: Axes, plain_s: float | None, found: Iterable[Claim]) -> None:
     """A row a build: computed bar, measured dot, interval and residual in milliseconds; the plain server on top."""
     steps = [claim for claim in found if claim.quantity == STEP]
     if plain_s is not None:
-        axis.axvline(1e3 * plain_s, color=plot.COMPUTED, ls=":", lw=1.2, zorder=1)
-        axis.plot([1e3 * plain_s], [0], "o", color=plot.MEASURED, zorder=4)
+        axis.axvline(1e3 * plain_s, color=plot.COMPUTED, ls=":", lw=1.2, zorder=1, label="plain server")
+        axis.plot([1e3 * plain_s], [0], "o", color=plot.MEASURED, zorder=4, label="measured")
     for y, claim in enumerate(steps, 1):
         if claim.measured is None:
             axis.text(0.02, y, "not measured", transform=axis.get_yaxis_transform(), va="center", fontsize=9)
@@ -49,6 +49,8 @@ def draw(axis: Axes, plain_s: float | None, found: Iterable[Claim]) -> None:
             residual = f"{claim.measured / claim.computed - 1:+.1%}"
             axis.text(1.01, y, residual, transform=axis.get_yaxis_transform(), va="center", fontsize=9)
     axis.set_yticks(range(len(steps) + 1), ["plain", *(_where(claim, "variant") for claim in steps)])
+    axis.plot([], [], "|", ms=14, mew=2.5, color=plot.COMPUTED, label="computed")
+    axis.text(1.01, 0, "residual", transform=axis.get_yaxis_transform(), va="center", fontsize=9)
     axis.set_ylim(len(steps) + 0.6, -0.6)
     axis.set_xlim(left=0)
     axis.set_xlabel("ms")

@@ -76,12 +76,12 @@ def map_panel(axis: Axes, inputs: Sequence[int], clients: Sequence[int], table: 
     return mesh
 
 
-def map_point(axis: Axes, x: int, y: int, inputs: Sequence[int], clients: Sequence[int], count: float) -> None:
-    """A measured point: filled where requests were preempted, open where none was, with the number of preemptions."""
+def map_point(axis: Axes, x: int, y: int, inputs: Sequence[int], clients: Sequence[int], per_100: float) -> None:
+    """A measured point: filled where requests were preempted, open where none was, with preemptions per 100 requests."""
     where = (_position(x, inputs), _position(y, clients))
-    inside, ink = (plot.MEASURED, "white") if count > 0 else ("white", plot.MEASURED)
+    inside, ink = (plot.MEASURED, "white") if per_100 > 0 else ("white", plot.MEASURED)
     axis.plot(*where, "o", ms=15, mec=plot.MEASURED, mfc=inside, mew=1.8, zorder=5)
-    axis.text(*where, f"{count:.3g}", ha="center", va="center_baseline", fontsize=8, zorder=6, color=ink)
+    axis.text(*where, f"{per_100:.2g}", ha="center", va="center_baseline", fontsize=8, zorder=6, color=ink)
 
 
 def map_legend(figure, mesh, axes: Sequence[Axes]) -> None:
