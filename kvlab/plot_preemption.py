@@ -77,7 +77,7 @@ def map_panel(axis: Axes, inputs: Sequence[int], clients: Sequence[int], table: 
 
 
 def map_point(axis: Axes, x: int, y: int, inputs: Sequence[int], clients: Sequence[int], per_100: float) -> None:
-    """A measured point: filled where requests were preempted, open where none was, with preemptions per 100 requests."""
+    """A measured point: filled where requests were preempted, open where none was; preemptions per 100 requests."""
     where = (_position(x, inputs), _position(y, clients))
     inside, ink = (plot.MEASURED, "white") if per_100 > 0 else ("white", plot.MEASURED)
     axis.plot(*where, "o", ms=15, mec=plot.MEASURED, mfc=inside, mew=1.8, zorder=5)
