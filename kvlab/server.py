@@ -119,8 +119,8 @@ class VllmServer:
         self.argv = [*self._launcher, *engine.to_argv(self.config, self._model_path, self.port), *extra]
         env = engine.environment(self.config, local_model=model_files.is_local(self._model_path))
         env |= caches.environment(self.config) | self.config.env
-        self._gpu_memory = gpu_memory.GpuMemory() if self.config.engine == "cuda" else None
-        self._others = {server.id for server in processes.list_servers()}
+        if self.config.engine == "cuda":
+            self._gpu_memory, self._others = gpu_memory.GpuMemory(), {one.id for one in processes.list_servers()}
         self._cache_files = caches.prepare(self.config)
         try:
             self._launch(env)

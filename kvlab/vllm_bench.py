@@ -1,7 +1,7 @@
 """The same load sent by `vllm bench serve`, for cross-checks: token-id prompts of the same lengths.
 
-`python -m kvlab.vllm_bench ARGUMENTS` is `vllm bench serve ARGUMENTS`, also where the build of vLLM is named otherwise
-than its command expects.
+`python -m kvlab.vllm_bench ARGUMENTS` is `vllm bench serve ARGUMENTS` for such prompts: it needs no tokenizer, and runs
+also where the build of vLLM is named otherwise than its command expects.
 """
 
 from __future__ import annotations
