@@ -150,6 +150,12 @@ def base_and_fp8(machine: str, quantity: str, **where) -> tuple[float, float] | 
     return (base, fp8) if base and fp8 else None
 
 
+def capacity_ratio(machine: str) -> float | None:
+    """Capacity with fp8 ÷ with the base cache; the article states it where it is about capacity."""
+    found = [beside.value(machine, section, "capacity_ratio", kv_dtype=FP8) for section in (SECTION, "kv_capacity")]
+    return next(filter(None, found), None)
+
+
 def draw_pair(axis: Axes, y: float, base_s: float, fp8_s: float) -> None:
     """One machine's times with the base cache and with fp8 in one row, with their ratio."""
     first = y == 0

@@ -15,6 +15,8 @@ from kvlab.claims import parse_conditions
 
 SIZE = (3.3, 1.9)  # inches; at 260 pixels wide a letter of 9 points stays 7 pixels high
 
+ROOM_AND_SPEED = ((plot.HIT, "o"), (plot.MISS, "s"))
+
 ONE_OF_TWO = "h200-x2"  # one server on one of its GPUs took the load, with nothing beside it
 
 
@@ -99,20 +101,41 @@ def _load(axis: Axes, own: str, machines: Sequence[str]) -> None:
 
 
 def _preemption(axis: Axes, own: str, machines: Sequence[str]) -> None:
+    highest = 0.0
     for machine in machines:
-        rates = pressure.rates(machine)
-        if len(rates):
-            line = plot.machine_points(axis, rates["x"], rates["per_100"], machine, own=own)[0]
-            line.set(linestyle="", markersize=5)
+        counted = pressure.counted(machine)
+        if len(counted):
+            line = plot.machine_points(axis, counted["computed"], counted["measured"], machine, own=own)[0]
+            line.set(linestyle="", markersize=6, zorder=3)
+            highest = max(highest, counted.to_numpy().max())
     if axis.lines:
-        axis.axvline(1, color=plot.LIMIT, lw=2, zorder=0)
-        axis.legend(loc="best")
-    axis.set_xlabel("clients ÷ requests that fit")
-    axis.set_ylabel("preempted of 100")
+        axis.plot([0, highest], [0, highest], "--", color=plot.LIMIT, lw=1.5, label="as counted")
+        axis.legend(loc="lower right")
+    axis.set_xlabel("computed, of 100 requests")
+    axis.set_ylabel("evicted")
 
 
 def _fp8(axis: Axes, own: str, machines: Sequence[str]) -> None:
-    _pairs(axis, machines, lambda m: formats.base_and_fp8(m, "ttft_p50_s", input="long"), ("base KV", "fp8 KV"))
+    names = []
+    for machine in machines:
+        speeds = formats.base_and_fp8(machine, "throughput_tok_s", input="short")
+        found = {"room": formats.capacity_ratio(machine), "speed": speeds and speeds[1] / speeds[0]}
+        if found["room"] is None:
+            continue
+        y = len(names)
+        for (name, ratio), (colour, marker) in zip(found.items(), ROOM_AND_SPEED, strict=True):
+            if ratio is not None:
+                label = None if axis.get_legend_handles_labels()[1].count(name) else name
+                axis.plot([ratio], [y], marker, color=colour, label=label, zorder=3)
+        axis.annotate(
+            f"{found['room']:.1f}×", (found["room"], y), xytext=(6, 0), textcoords="offset points", va="center"
+        )
+        names.append(machine)
+    if names:
+        axis.axvline(1, color=plot.LIMIT, lw=1.5, zorder=0)
+        axis.figure.legend(loc="outside upper center", ncols=2)
+        axis.set_xlim(0, axis.get_xlim()[1] * 1.15)
+    _rows(axis, names, "fp8 ÷ base")
 
 
 def _prefix(axis: Axes, own: str, machines: Sequence[str]) -> None:
@@ -125,14 +148,16 @@ def _prefix(axis: Axes, own: str, machines: Sequence[str]) -> None:
 def _chunk(axis: Axes, own: str, machines: Sequence[str]) -> None:
     for machine in machines:
         points = beside.points(machine, "chunked_prefill", "itl_max_s", "chunk").dropna(subset="measured")
-        points = points[[parse_conditions(text)["in"] == "3500" for text in points["conditions"]]]
-        if len(points):
+        inputs = [int(parse_conditions(text)["in"]) for text in points["conditions"]]
+        if inputs:  # the longest input of a machine: where the effect is largest
+            points = points[[tokens == max(inputs) for tokens in inputs]]
             line = plot.machine_points(axis, points["x"], points["measured"] * 1e3, machine, own=own)[0]
-            line.set_markersize(4)
+            line.set(markersize=4, label=f"{machine}, {max(inputs):,} in")
     if axis.lines:
-        plot.log2_axis(axis, sorted({float(x) for line in axis.lines for x in line.get_xdata()}))
-        axis.set_ylim(bottom=0)
-        axis.legend(loc="upper left")
+        plot.log2_axis(axis, sorted({float(x) for line in axis.lines for x in line.get_xdata()})[::2])
+        plot.plain_log_y(axis)
+        axis.set_ylim(bottom=3)  # room for the legend
+        axis.legend(loc="lower right")
     axis.set_xlabel("chunk, tokens")
     axis.set_ylabel("longest gap, ms")
 

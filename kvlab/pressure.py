@@ -150,6 +150,17 @@ def _fit(machine: str, stated: dict[str, str]) -> float | None:
     return None if capacity is None else capacity / (int(shape["in"]) + int(shape["out"]))
 
 
+def counted(machine: str) -> pd.DataFrame:
+    """computed, measured: preemptions per 100 requests of each load of a machine that states both."""
+    found = beside.points(machine, "preemption", "preemptions", "c").dropna(subset=["computed", "measured"])
+    rows = []
+    for row in found.to_dict("records"):
+        stated = parse_conditions(row["conditions"])
+        if "requests" in stated and "caching" not in stated:
+            rows.append({name: 100 * row[name] / int(stated["requests"]) for name in ("computed", "measured")})
+    return pd.DataFrame(rows, columns=["computed", "measured"])
+
+
 # -- sentences ----------------------------------------------------------------------------------------------------
 
 

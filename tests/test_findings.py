@@ -84,7 +84,8 @@ def test_failures_lead_to_their_section_and_the_page_shows_every_condition(monke
     claims.write_section(store.machine_dir("mine"), "fp8_kv", [failed])
     out = report.build("mine", tmp_path / "report.html", timings={}, failures={}, language=language, pictures=DRAWN)
     page = out.read_text()
-    assert re.search(r'<a href="#fp8_kv">[^<]*' + re.escape(end), page)
+    assert re.search(r'<a href="#limits">[^<]*' + re.escape(end), page)
+    assert "it died" in page[page.index('id="limits"') :]
     assert page.count('<tr class="where') == 4 * len(DRAWN) and "<caption>" in page
 
 
