@@ -33,21 +33,22 @@ def test_each_card_says_in_words_what_its_picture_and_table_show(language):
 
 
 def test_rows_with_different_conditions_say_so():
-    where = {"chunk": 2048, "in": 3500}
-    claim = ("chunked_prefill", "itl_max_s", where, {"measured": 0.2, "unit": "s"})
-    more = ("chunked_prefill", "itl_max_s", where | {"inserts": 3}, {"measured": 0.1, "unit": "s"})
-    same = cards({name: table(claim) for name in ("article", "mine")})["chunk"]
-    other = cards({"article": table(claim), "mine": table(more)})["chunk"]
+    where = {"prefixes": 12, "c": 8, "workers": 6}
+    claim = ("service_hit_rate", "hit_ratio", where, {"measured": 0.3, "unit": "ratio"})
+    more = ("service_hit_rate", "hit_ratio", where | {"popularity": "even"}, {"measured": 0.2, "unit": "ratio"})
+    same = cards({name: table(claim) for name in ("article", "mine")})["service"]
+    other = cards({"article": table(claim), "mine": table(more)})["service"]
     assert not same.differ and other.differ
-    assert rows(other)["mine"]["conditions"] == "chunk=2048, in=3500, inserts=3"
+    assert rows(other)["mine"]["conditions"] == "prefixes=12, c=8, workers=6, popularity=even"
 
 
 def test_a_number_of_two_claims_stands_where_a_machine_states_no_ratio():
+    where = {"model": "Qwen3-0.6B", "c": 1}
     article = table(
-        ("prefix_cache", "ttft_miss_s", {"prefix": 3000}, {"measured": 0.4, "unit": "s"}),
-        ("prefix_cache", "ttft_hit_s", {"prefix": 3000}, {"measured": 0.1, "unit": "s"}),
+        ("cuda_graphs", "throughput_tok_s", where | {"graphs": "on"}, {"measured": 300.0, "unit": "tok/s"}),
+        ("cuda_graphs", "throughput_tok_s", where | {"graphs": "off"}, {"measured": 200.0, "unit": "tok/s"}),
     )
-    assert ">4×<" in rows(cards({"article": article})["prefix"])["article"]["measured"]
+    assert ">+50%<" in rows(cards({"article": article})["graphs"])["article"]["measured"]
 
 
 def test_a_further_machine_supports_a_card_and_the_readers_own_stays_last():
