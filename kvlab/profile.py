@@ -137,6 +137,7 @@ class Insertion(Strict):
 class ChunkedPrefill(Strict):
     server: dict[str, str | int | float | bool] = Field(default_factory=dict)
     inputs: tuple[Insertion, ...] = Field(min_length=1)
+    side_by_side: bool = False  # the servers of all chunks fit into memory together and take turns
 
 
 class GraphModel(Strict):
