@@ -188,6 +188,11 @@ def _accounts(e: Evidence, failures: list[str], problems: list[str]) -> dict[str
             "the time goes into the HTTP layer, the network or the client."
         )
     unexplained = _unexplained_hits(e, hits, failures)
+    if _hidden_hits(e):
+        failures.append(
+            "No answer tells its cached tokens: every request would look like a miss. The workers run without "
+            "--enable-prompt-tokens-details, or what stands before them leaves that out of its answers."
+        )
     for name, rows, counter in (("prompt", own["prompt_tokens"], prompt), ("output", own["output_tokens"], produced)):
         _compare(e, name, rows, counter, problems)
     return {
@@ -217,6 +222,13 @@ def _unexplained_hits(e: Evidence, hits: float | None, failures: list[str]) -> f
             "before, or somebody else uses the server. Measure again with another nonce on a server of its own."
         )
     return unexplained
+
+
+def _hidden_hits(e: Evidence) -> bool:
+    """Whether prefixes were shared by several workers and no answer says what was cached: hits are counted there."""
+    answered = e.rows[e.rows["ok"].fillna(False) & e.rows["prefix"].notna()]
+    several = e.samples["worker"].nunique() > 1
+    return bool(several and len(answered) and answered["cached_tokens"].isna().all())
 
 
 def _looked_up_again(e: Evidence) -> bool:

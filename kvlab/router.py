@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvlab import control, ports, router_checks, router_packages, wording
+from kvlab import control, ports, router_checks, router_packages, scrape, wording
 from kvlab.client import Endpoint
-from kvlab.errors import ConfigError, ServerDied, ServerError
+from kvlab.errors import ConfigError, ScrapeError, ServerDied, ServerError
 from kvlab.leashed import Leashed
 from kvlab.router_checks import Decisions
 
@@ -72,6 +72,7 @@ class Router:
         self.port, self.ready_s, self.version = port, None, None
         self.argv: list[str] = []
         self._asked_port = port
+        self._hits_before: float | None = None
         self.log_path: Path | None = None
         self._program: Leashed | None = None
 
@@ -97,6 +98,7 @@ class Router:
         try:
             self._program.start()
             self._wait_until_ready()
+            self._hits_before = self._hit_tokens()
         except BaseException:
             self.stop()
             raise
@@ -165,13 +167,21 @@ class Router:
         except (OSError, ValueError):
             return Decisions()
 
+    def _hit_tokens(self) -> float | None:
+        """Cached tokens that the workers have counted; None where one does not tell."""
+        try:
+            return sum(scrape.fetch(endpoint)["prefix_hits"] or 0.0 for endpoint in self.endpoints)
+        except ScrapeError:
+            return None
+
     def check(self) -> None:
         """ServerDied where it has ended; ServerError where it places requests otherwise than its kind says."""
         if self._program is None or not self._program.running:
             raise self._died("while it was in use")
         log = self._program.log_text() if self.spec.session_header else ""
-        spec = self.spec
-        problems = router_checks.fallbacks(spec.product, spec.policy, self.decisions(), log, spec.session_header)
+        spec, now = self.spec, self._hit_tokens()
+        hits = 0.0 if now is None or self._hits_before is None else now - self._hits_before
+        problems = router_checks.fallbacks(spec.product, spec.policy, self.decisions(), log, spec.session_header, hits)
         if problems:
             raise ServerError(
                 f"The router {self.kind} does not do what its mode says: {'; '.join(problems)}",

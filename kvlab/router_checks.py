@@ -52,6 +52,9 @@ LOOKED = {
     "smg": ("tree_match", "spill", "expected_wait_fallback", "tree_miss", "min_load", "imbalanced"),
 }
 
+# Those that knew it from an earlier request.
+FOUND = {"vllm-router": ("prefix_hit", "prefix_balanced"), "smg": ("tree_match", "spill")}
+
 
 def decisions(product: str, metrics: str) -> Decisions:
     """The counters of one /metrics text."""
@@ -71,9 +74,17 @@ def _useful(metrics: str, names: tuple[str, ...]) -> str:
 
 
 def fallbacks(
-    product: str, policy: str, found: Decisions, log: str = "", session_header: str | None = None
+    product: str,
+    policy: str,
+    found: Decisions,
+    log: str = "",
+    session_header: str | None = None,
+    hit_tokens: float = 0.0,
 ) -> list[str]:
-    """What does not follow the mode, in words; nothing where all is well, or too few requests were placed to tell."""
+    """What does not follow the mode, in words; nothing where all is well, or too few requests were placed to tell.
+
+    `hit_tokens`: cached tokens that the engines counted meanwhile, so that prefixes did come again.
+    """
     if found.completions < ENOUGH:
         return []
     problems = [
@@ -82,7 +93,7 @@ def fallbacks(
     if not found.policies:
         problems.append(f"{found.completions} requests, and no decision of {policy} was counted")
     if policy in ("cache_aware", "kv_aware"):
-        problems += _without_prefix(product, found)
+        problems += _without_prefix(product, found) or _without_hit(product, found, hit_tokens)
     if session_header:
         problems += _other_keys(log, session_header)
     return problems
@@ -99,6 +110,13 @@ def _without_prefix(product: str, found: Decisions) -> list[str]:
         f"only {looked} of {found.completions} requests were placed by their prefix (other decisions: {others}); "
         "the rest went wherever the load was least"
     ]
+
+
+def _without_hit(product: str, found: Decisions, hit_tokens: float) -> list[str]:
+    if not hit_tokens or any(found.outcomes.get(name, 0) for name in FOUND[product]):
+        return []
+    told = ", ".join(f"{name} {n}" for name, n in found.outcomes.items())
+    return [f"the engines found {hit_tokens:.0f} cached tokens, and the router knew no prefix again ({told})"]
 
 
 def _other_keys(log: str, session_header: str) -> list[str]:

@@ -12,7 +12,7 @@ from recorded_api import ENDPOINTS, PODS, SERVICE, SLICES, RecordedApi, answer, 
 from typer.testing import CliRunner
 from waiting_for_tests import until
 
-from kvlab import existing, k8s, k8s_api, k8s_cluster, measure, store
+from kvlab import control, existing, k8s, k8s_api, k8s_cluster, measure, store
 from kvlab.cli import app
 from kvlab.config import Cell, LoadConfig
 from kvlab.errors import ConfigError, EngineMissing, ServerDied, ServerError
@@ -343,6 +343,15 @@ def test_a_cell_waits_for_a_pod_that_is_missing(api, workers, monkeypatch):
 def test_workers_that_do_not_belong_together_are_refused(api, workers, spoil, told):
     spoil(workers)
     with pytest.raises(ServerError, match=told):
+        Cluster(TARGET)
+
+
+def test_a_pod_with_another_model_is_named(api, workers, monkeypatch):
+    served, other = control.served_models, workers[1].endpoint.base_url
+    monkeypatch.setattr(
+        control, "served_models", lambda e, **more: [{"id": "other"}] if e.base_url == other else served(e, **more)
+    )
+    with pytest.raises(ServerError, match="serves other, not fake"):
         Cluster(TARGET)
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from live_for_tests import needs
@@ -135,6 +136,33 @@ def test_few_requests_are_not_judged():
 def test_requests_without_any_counted_decision_are_reported():
     problems = router_checks.fallbacks("smg", "cache_aware", router_checks.Decisions(50))
     assert "no decision of cache_aware was counted" in problems[0] and "none counted" in problems[1]
+
+
+def test_a_cache_aware_router_that_knows_no_prefix_again_is_reported():  # pitfall 34
+    def problems(hit_tokens, **outcomes):
+        found = router_checks.Decisions(50, {"cache_aware": 50}, outcomes)
+        return router_checks.fallbacks("vllm-router", "cache_aware", found, hit_tokens=hit_tokens)
+
+    assert (
+        "found 3200 cached tokens, and the router knew no prefix again (prefix_miss 50)"
+        in problems(3200, prefix_miss=50)[0]
+    )
+    assert not problems(3200, prefix_miss=20, prefix_hit=30)
+    assert not problems(0, prefix_miss=50)  # prompts that share nothing
+
+
+def test_the_workers_own_counters_are_held_against_the_routers(fleet, tmp_path, monkeypatch):  # pitfall 34
+    one = Router("vllm-cache-aware", fleet.endpoints, log_dir=tmp_path)
+    monkeypatch.setattr(one, "_program", SimpleNamespace(running=True, log_text=str))
+    blind = router_checks.Decisions(12, {"cache_aware": 12}, {"prefix_miss": 12})
+    monkeypatch.setattr(one, "decisions", lambda: blind)
+    one._hits_before = one._hit_tokens()
+    for _ in range(2):
+        control.complete(fleet.endpoints[0], list(range(64)))
+    with pytest.raises(ServerError, match="the engines found 48 cached tokens, and the router knew no prefix again"):
+        one.check()
+    monkeypatch.setattr(one, "_hits_before", None)  # a worker that did not tell
+    one.check()
 
 
 # -- start and end ------------------------------------------------------------------------------------------------

@@ -144,6 +144,13 @@ def test_workers_that_hide_their_hits_are_refused():
         service.check_workers(fleet.endpoints)
 
 
+def test_answers_that_lose_their_cached_tokens_on_the_way_spoil_a_cell():
+    """A proxy or router may leave out what each worker tells: no row would be a hit."""
+    with FakeFleet(2, cached_tokens=None) as fleet:
+        result = load.run_load(Service(fleet.endpoints), LOAD, nonce=10, progress=False)
+    assert any("every request would look like a miss" in failure for failure in result.certificate["failures"])
+
+
 def test_a_worker_that_restarts_inside_a_cell_spoils_it():
     with FakeFleet(2, ttft_s=0.02) as fleet:
         first = fleet.fakes[0]
