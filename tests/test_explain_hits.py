@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 from kvlab import claims, explain_hits
+from kvlab.config import Cell, LoadConfig, ServerConfig
+from kvlab.measure import Result
 from kvlab.stats import Estimate
 
 
@@ -49,6 +51,45 @@ def test_models_fall_or_stay_by_their_p_value():
 def test_requests_that_would_tell_two_laws_apart():
     said = explain_hits.more_requests({2: (1.0, 0.95), 7: (0.564, 0.537)})
     assert "at 7 prefixes" in said and "at 2 prefixes" not in said
+
+
+def limit(value, quantity="limit_hit_ratio", computed=0.3, **where):
+    where = {"prefixes": 12, "c": 8, "workers": 6} | where
+    values = {"measured": value, "computed": computed, "unit": "ratio"}
+    return claims.claim("service_hit_rate", quantity, where, **values)
+
+
+def test_order_lengths_and_popularity_stand_beside_the_law():
+    made = [limit(0.33, order="cycle"), limit(0.64, order="runs"), limit(0.29, lengths="mixed"), limit(0.55, zipf=1)]
+    said = explain_hits.limits([*made, limit(0.36, service="l4-nginx")], 0.327)
+    assert "c ÷ K says 32.7%" in said and "64.0% in runs of ten, 29.0% with two prefix lengths, 55.0% for" in said
+    assert explain_hits.limits([], 0.3) is explain_hits.limits(made, None) is None
+
+
+def test_one_over_the_workers_is_told_as_a_start():
+    ends = [limit(value, "transient_hit_ratio", part=part) for part, value in (("first-30", 0.27), ("last-30", 0.97))]
+    said = explain_hits.transient(ends)
+    assert "the first 30 requests hit 27% (computed 30%) and the last 30 requests hit 97%" in said and "1 ÷ 6" in said
+    assert explain_hits.transient(ends[:1]) is None
+
+
+def test_a_proxy_that_is_not_here_is_a_reason(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
+    monkeypatch.setattr(explain_hits.kube_rules, "why_not", lambda: "only root may")
+    monkeypatch.setattr(explain_hits.l4, "find_nginx", lambda: None)
+    asked = []
+    values = {"machine": "x", "section": "service_hit_rate", "no_grid": None, "mode": "auto", "base_url": ""}
+    lab = SimpleNamespace(**values, measure=lambda cells, **_: asked.extend(cells) or [Result(c, None) for c in cells])
+    server = ServerConfig(model="tiny", engine="cpu", kv_cache_memory_bytes=2**20)
+    kinds = ("kube_proxy", "random_connection", "l4:nginx")
+    load = LoadConfig(requests=2, input_tokens=8, output_tokens=1)
+    cells = [Cell(name=kind[-5:], server=server, load=load, workers=2, service=kind) for kind in kinds]
+    rules, plain, nginx = explain_hits.measured(lab, cells)
+    assert rules.reason == explain_hits.NO_RULES and nginx.reason == explain_hits.NO_NGINX and asked == [plain.cell]
+    lab.base_url = "kubernetes://a/b"
+    assert explain_hits.measured(lab, cells)[0].reason == explain_hits.OWN_SERVICE
+    lab.mode = "replay"  # it says itself that nothing is stored
+    assert [one.reason for one in explain_hits.measured(lab, cells)] == [None] * 3
 
 
 def test_counts_that_were_foretold():

@@ -96,6 +96,10 @@ def test_the_first_requests_hit_one_nth_and_later_ones_all(measured):  # pitfall
     assert np.abs(curve["share"] - computed).max() < 0.25
     assert hits.first_hit_share(12, 6, np.array([0]))[0] == pytest.approx(1 / 6)
     assert fleet_rows.first_hits(Result(ample.cell, None)).empty
+    (first, begun, share), (last, steady, end) = fleet_rows.first_and_last(ample)
+    assert (first, last) == ("first-30", "last-30") and 1 / 6 < begun < 0.4 < 0.9 < steady < 1
+    assert share.low < begun < share.high and share.n == 30 and end.value > 0.85
+    assert [one[1:] for one in fleet_rows.first_and_last(Result(ample.cell, None))] == [(begun, None), (steady, None)]
 
 
 def test_models_are_told_apart_by_their_misfit():
