@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
-from kvlab import plot, store
+from kvlab import pages, plot, store
 
 READER = "null reader"  # the least that a client can do: not a tool, the floor under all of them
 PACED = "paced"
 KEPT_UP = 0.97  # of the events that were offered
 TTFT, ITL = "ttft_added", "itl_added"
+RATES = {"vllm bench": 2.0, "guidellm": 6.0, "aiperf": 6.0}  # times their events per CPU-second: the aim
+TIMES_S = {"ttft_added_p50_s": 0.001, "ttft_added_p99_s": 0.010, "itl_added_p99_s": 0.001}  # at most: the aim
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What was aimed at, what came out, and `bound`: the same of a C program that only reads (None: not measured).
+
+    `of` a tool: kvlab's events per CPU-second over the tool's, at least; `of` a column of times: s added, at most.
+    """
+
+    of: str
+    value: float
+    aim: float
+    bound: float | None
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is a ratio of rates, not a time."""
+        return self.of in RATES
+
+    @property
+    def reached(self) -> bool:
+        """Whether the measurement is as good as the aim."""
+        return bool(self.value >= self.aim if self.is_rate else self.value <= self.aim)
 
 
 def peers() -> pd.DataFrame | None:
@@ -32,6 +59,67 @@ def paced(table: pd.DataFrame) -> pd.DataFrame:
     """The paced rows of tools that were measured, fastest last, as a picture draws them from below."""
     rows = table[(table["scenario"] == PACED) & table["events_per_cpu_s"].notna()]
     return rows.sort_values("events_per_cpu_s", ignore_index=True)
+
+
+def aims(table: pd.DataFrame) -> list[Aim]:
+    """Every aim that the paced rows can judge; none where the load generator itself was not measured."""
+    rows = paced(table).set_index("tool")
+    if "kvlab" not in rows.index:
+        return []
+    own, floor = rows.loc["kvlab"], rows.loc[READER] if READER in rows.index else {}
+    judged = []
+    for tool, aim in RATES.items():
+        if tool in rows.index:
+            rate = rows.loc[tool, "events_per_cpu_s"]
+            bound = _over(_known(floor, "events_per_cpu_s"), rate)
+            judged.append(Aim(tool, own["events_per_cpu_s"] / rate, aim, bound))
+    for name, aim in TIMES_S.items():
+        if (value := _known(own, name)) is not None:
+            judged.append(Aim(name, value, aim, _known(floor, name)))
+    return judged
+
+
+def said_of_aim(aim: Aim, words: Mapping[str, str]) -> str:
+    """One aim in words: `words["rate"]` or `words["time"]` holds the places of, value, aim and bound."""
+    form = words["rate" if aim.is_rate else "time"]
+    scale = 1 if aim.is_rate else 1e3
+    value, wanted, bound = (None if v is None else f"{v * scale:.2g}" for v in (aim.value, aim.aim, aim.bound))
+    return form.format(of=words.get(aim.of, aim.of), value=value, aim=wanted, bound=bound or words["unknown"])
+
+
+def page(words: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the report shows: the paced rows with kvlab first and the C reader last, and the aims reached and missed.
+
+    `words`: the language's table `instrument`. None where nothing was measured.
+    """
+    table = peers()
+    if table is None or not len(aims(table)):
+        return None
+    rows = table[table["scenario"] == PACED].set_index("tool")
+    others = [tool for tool in rows.index if tool not in ("kvlab", READER)]
+    shown = [_shown(tool, rows) for tool in ("kvlab", *others, READER) if tool in rows.index]
+    told = {True: [], False: []}
+    for aim in aims(table):
+        told[aim.reached].append(said_of_aim(aim, words))
+    own, about = rows.loc["kvlab"], record("peers") or {}
+    where = {"streams": int(own["streams"]), "date": str(own["measured_utc"])[:10], "cpu": about.get("cpu") or "?"}
+    return {"rows": shown, "reached": told[True], "missed": told[False], "intro": words["intro"].format(**where)}
+
+
+def _shown(tool: str, rows: pd.DataFrame) -> dict[str, Any]:
+    row, own = rows.loc[tool], float(rows.loc["kvlab", "events_per_cpu_s"])
+    names = ("events_per_cpu_s", "events_per_cpu_s_low", "events_per_cpu_s_high", "events_per_s", *TIMES_S)
+    known = {name: _known(row, name) for name in names}
+    return known | {"tool": tool, "version": row["version"], "times": _over(own, known["events_per_cpu_s"])}
+
+
+def _known(row: Mapping[str, Any], name: str) -> float | None:
+    value = row.get(name)
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
 
 
 def draw(axes: list[Axes], table: pd.DataFrame) -> None:
@@ -95,11 +183,21 @@ def told(table: pd.DataFrame) -> list[str]:
             f"The floor: a C program that only reads sees {_ms(floor, TTFT, 'p99')} and {_ms(floor, ITL, 'p99')} at "
             f"p99, and takes {own['events_per_cpu_s'] / floor['events_per_cpu_s']:.0%} of kvlab's CPU time an event."
         )
+    said += _against_aims(table)
     said += [f"{row.tool} is missing: {row.reason}." for row in table.itertuples() if isinstance(row.reason, str)]
-    if not table["quiet"].fillna(True).astype(bool).all():
-        busiest = table["others_cpu_share"].max()
+    if not rows["quiet"].fillna(True).astype(bool).all():
+        busiest = rows["others_cpu_share"].max()
         said.append(f"The machine was not quiet: other programs used up to {busiest:.0%} of it, which lengthens times.")
     return said + _companions()
+
+
+def _against_aims(table: pd.DataFrame) -> list[str]:
+    """What was aimed at and missed, and what was reached; the C program is the bound of any client on that core."""
+    words = pages.words("en")["instrument"]
+    said = {"missed": [], "reached": []}
+    for aim in aims(table):
+        said["reached" if aim.reached else "missed"].append(said_of_aim(aim, words))
+    return [f"{words[key]} {words['between'].join(found)}." for key, found in said.items() if found]
 
 
 def _companions() -> list[str]:

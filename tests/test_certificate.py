@@ -29,7 +29,14 @@ def test_every_number_is_told_at_its_worst_and_missing_ones_are_null():
     told = worst(
         [
             GOOD | {"littles_law_residual": -0.2, "loop_lag_p99_s": 0.003},
-            GOOD | {"littles_law_residual": 0.1, "loop_lag_p99_s": 0.02, "late": True, "problems": unequal},
+            GOOD
+            | {
+                "littles_law_residual": 0.1,
+                "loop_lag_p50_s": 0.001,
+                "loop_lag_p99_s": 0.02,
+                "late": True,
+                "problems": unequal,
+            },
             GOOD | {"added_ttft_p99_s": None, "unexplained_prefix_hits": 16.0},
             {"tool": "another", "failures": []},
             {},
@@ -37,7 +44,7 @@ def test_every_number_is_told_at_its_worst_and_missing_ones_are_null():
     )
     assert (told["runs"], told["over"], told["unequal"], told["unexplained_prefix_hits"]) == (3, 1, 1, 16.0)
     assert (told["littles_law_residual"], told["loop_lag_p99_s"], told["added_ttft_p99_s"]) == (0.2, 0.02, 0.001)
-    assert told["added_itl_p99_s"] is None and told["schedule_delay_p99_s"] is None
+    assert told["loop_lag_p50_s"] == 0.001 and told["added_itl_p99_s"] is None and told["schedule_delay_p99_s"] is None
     assert worst([]) == dict.fromkeys(WORST) | {"runs": 0, "over": 0, "unequal": 0, "unexplained_prefix_hits": 0}
 
 

@@ -96,6 +96,8 @@ def test_the_first_screen_shows_every_finding_with_its_picture_and_the_readers_o
         "chunked_prefill", "itl_max_s", {"chunk": 2048, "in": 3500}, computed=0.4, measured=0.5, unit="s"
     )
     claims.write_section(store.machine_dir("mine"), "chunked_prefill", [own])
+    gain = claims.claim("cuda_graphs", "gain_throughput", {"model": "tiny", "c": 1}, measured=0.5, unit="ratio")
+    claims.write_section(store.machine_dir("mine"), "cuda_graphs", [gain])
     page = report.build("mine", tmp_path / "report.html", timings={}, failures={}, pictures=DRAWN).read_text()
     tiles = re.findall(r'<li class="tile">.*?</li>', page, re.S)
     assert len(tiles) == len(DRAWN) == 8
@@ -105,3 +107,5 @@ def test_the_first_screen_shows_every_finding_with_its_picture_and_the_readers_o
     chunk = next(tile for tile in tiles if "#finding-chunk" in tile)
     assert "400 ms" in chunk and '<span class="measured">500 ms</span> (+25.0%)' in chunk
     assert "not measured" in next(tile for tile in tiles if "#finding-fp8" in tile)
+    graphs = next(tile for tile in tiles if "#finding-graphs" in tile)
+    assert "not computed</span> → " in graphs and "50 %" in graphs

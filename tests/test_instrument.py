@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 from waiting_for_tests import until
 
-from kvlab import explain, instrument, plot
+from kvlab import explain, findings, instrument, pages, plot, report
 from kvlab.claims import claim
 from kvlab.config import LoadConfig
 from kvlab.load import run_load
 
-TOOLS = Path(__file__).parent.parent / "tools"
+ROOT = Path(__file__).parent.parent
+TOOLS = ROOT / "tools"
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,38 @@ def test_the_sentences_follow_from_the_table(data):
     assert "vllm bench (8,000 events/s) could not keep up with 12,600" in " ".join(instrument.told(table))
     table.loc[0, ["quiet", "others_cpu_share"]] = [False, 0.4]
     assert "used up to 40% of it" in " ".join(instrument.told(table))
+
+
+def test_aims_that_are_missed_are_said_beside_the_bound(data):
+    rows = [line("kvlab", 48e3, itl_added_p99_s=0.002), line("vllm bench", 16e3), line("guidellm", 8e3)]
+    rows += [line("aiperf", 10e3), line("null reader", 70e3, itl_added_p99_s=0.004)]
+    judged = {aim.of: (aim.reached, aim.value, aim.bound) for aim in instrument.aims(pd.DataFrame(rows))}
+    assert judged["vllm bench"] == (True, 3.0, 4.375) and judged["guidellm"] == (True, 6.0, 8.75)
+    assert judged["aiperf"] == (False, 4.8, 7.0) and judged["itl_added_p99_s"] == (False, 0.002, 0.004)
+    assert judged["ttft_added_p50_s"][0] and judged["ttft_added_p99_s"][0]
+    said = instrument.told(pd.DataFrame(rows))
+    missed = next(text for text in said if text.startswith("Aims not reached"))
+    assert "4.8 × aiperf (aim: 6 ×, the C program: 7 ×)" in missed and "2 ms (aim: 1 ms, the C program: 4 ms)" in missed
+    assert "aiperf" not in next(text for text in said if text.startswith("Aims reached"))
+    alone = instrument.aims(pd.DataFrame([line("kvlab", 48e3), line("aiperf", None)]))
+    assert {aim.of for aim in alone} == set(instrument.TIMES_S) and all(aim.bound is None for aim in alone)
+
+
+@pytest.mark.parametrize("language", pages.LANGUAGES)
+def test_the_report_shows_the_committed_table_with_the_aims_that_it_misses(language, monkeypatch):
+    words = pages.words(language)["instrument"]
+    assert instrument.page(words) is None
+    monkeypatch.setenv("KVLAB_DATA", str(ROOT / "data"))
+    table, shown = instrument.peers(), instrument.page(words)
+    assert {"tool", "version", "scenario", "events_per_cpu_s", "events_per_s"} <= set(table)
+    assert [row["tool"] for row in shown["rows"]] == ["kvlab", "vllm bench", "guidellm", "aiperf", instrument.READER]
+    assert len(shown["missed"]) + len(shown["reached"]) == len(instrument.RATES) + len(instrument.TIMES_S)
+    content = report.content("cpu-tiny", language, pictures=dict.fromkeys(findings.listed(), ""))
+    method = next(page for page in content["contents"] if page["name"] == "method")
+    site = {"first": False, "shown": [method], "home": "/", "before": None, "after": None, "style": "", "style_url": ""}
+    text = report.render(content | site | {"link": str, "picture": str, "other_language": "x"})
+    rate = table.query("tool == 'kvlab' and scenario == 'paced'")["events_per_cpu_s"].item()
+    assert f"{rate:,.0f}" in text and all(aim in text for aim in shown["missed"] + shown["reached"])
 
 
 def test_the_picture_holds_every_tool_and_not_the_floor(data):

@@ -95,8 +95,10 @@ def test_both_languages_have_the_same_texts_and_words():
     english, chinese = pages.words(EN), pages.words(ZH)
     assert english.keys() == chinese.keys() and english["states"].keys() == chinese["states"].keys()
     assert english["read"].keys() == chinese["read"].keys()
-    holes = {key: re.findall(r"\{\w+\}", text) for key, text in english.items() if isinstance(text, str)}
-    assert all(Counter(re.findall(r"\{\w+\}", chinese[key])) == Counter(found) for key, found in holes.items())
+    for said, again in ((english, chinese), (english["instrument"], chinese["instrument"])):
+        assert said.keys() == again.keys()
+        holes = {key: re.findall(r"\{\w+\}", text) for key, text in said.items() if isinstance(text, str)}
+        assert all(Counter(re.findall(r"\{\w+\}", again[key])) == Counter(found) for key, found in holes.items())
 
 
 def test_chinese_is_chinese():

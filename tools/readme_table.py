@@ -1,4 +1,4 @@
-"""Writes the README's table from the committed claims, so that no number in it is typed by hand.
+"""Writes the README's numbers from what is committed, so that none of them is typed by hand.
 
     python tools/readme_table.py
 
@@ -8,7 +8,7 @@ Each row names its machine and the day on which its runs were measured; a claim 
 from pathlib import Path
 from typing import Any
 
-from kvlab import claims, display, findings, store
+from kvlab import claims, display, findings, instrument, store
 from kvlab.provenance import engine_line, hardware_line
 
 GPU, GPUS, CPU = "h200", "h200-x2", "cpu-tiny"
@@ -32,6 +32,7 @@ ROWS = (  # what a reader should see first: words, machine, the claim's id
     ("way back of a preempted request, cache off", CPU, "preemption/resume_s/in=3360;out=128;caching=off"),
 )
 BEGIN, END = "<!-- made by tools/readme_table.py -->", "<!-- end -->"
+CLIENT, CLIENT_END = "<!-- the load generator, made by tools/readme_table.py -->", "<!-- end of the load generator -->"
 
 
 def table() -> str:
@@ -67,10 +68,21 @@ def _machine(machine: str) -> str:
     return f"{hardware_line(manifests[0]['provenance'])}, {' and '.join(engines)}, {len(manifests)} runs"
 
 
+def client() -> str:
+    """What was measured of the load generator itself, with the aims that it misses."""
+    found = instrument.peers()
+    if found is None:
+        return "The load generator itself is not measured: `make bench-client`."
+    day = str(found["measured_utc"].max())[:10]
+    return "\n".join(f"- {sentence}" for sentence in (*instrument.told(found), f"Measured {day}: `data/client`."))
+
+
 def with_table(text: str) -> str:
-    """The README's text with the table between its two marks replaced."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+    """The README's text with what stands between its marks replaced."""
+    for begin, made, end in ((BEGIN, table(), END), (CLIENT, client(), CLIENT_END)):
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
+    return text
 
 
 if __name__ == "__main__":
