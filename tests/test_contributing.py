@@ -2,9 +2,12 @@
 
 import importlib.util
 import re
+from dataclasses import asdict
 from pathlib import Path
 
-from kvlab import claims, store
+import pandas as pd
+
+from kvlab import claims, facts, pages, prose, prose_check, store
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -23,6 +26,19 @@ def test_the_small_section_runs_with_nothing_measured(tmp_path, monkeypatch):
     assert [c.computed for c in stored] == sorted((c.computed for c in stored), reverse=True)
     assert {c.state for c in stored} == {"not measured"} and all(c.reason for c in stored)
     assert [path.stem for path in store.figure_files("empty-test", "block_size")] == ["block_size"]
+
+
+def test_its_text_is_filled_from_its_claims():
+    (text,) = re.findall(r"^    (With blocks of .*\n    .*)$", GUIDE, re.M)
+    (table,) = re.findall(r"` ```side (block_size) ` with lines `(words: [^`]+)`", GUIDE)
+    where = {"block": 128}
+    stated = [claims.claim("block_size", "running_max", where, computed=11, measured=10, unit="requests")]
+    rows = pd.DataFrame([asdict(claim) for claim in stated])
+    writer = prose.Writer(facts.facts("mine", {"mine": rows}), pages.words("en"), pages.sources(), lambda name: {})
+    prose_check.check(text, "CONTRIBUTING.md", writer)
+    filled = re.sub(r"<[^>]+>", "", pages.inline(text, writer, prose.Notes("guide")))
+    assert " ".join(filled.split()) == "With blocks of 128 tokens 10 requests ran together (computed: 11 requests)."
+    assert pages.side_rows(*table, writer) == [("words", "running_max", {"": "block=128"})]
 
 
 def test_its_formula_knows_whole_blocks():

@@ -3,13 +3,14 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from kvlab import claims, cli, foreign, interchange, store
+from kvlab import beside, claims, cli, foreign, interchange, store
 from kvlab.errors import ConfigError
 from kvlab.rows import itl_s
 
@@ -181,6 +182,16 @@ def test_imported_runs_have_claims_and_the_same_file_replaces_itself():
     assert measured["load/failures/c=4;in=18;out=20;tool=guidellm"] == 0
     gone = found.loc["load/itl_p50_s/c=4;in=18;out=20;tool=guidellm"]
     assert pd.isna(gone["measured"]) and "does not hold it" in gone["reason"]
+
+
+def test_imported_points_are_drawn_as_a_machine_of_their_own(tmp_path):
+    other = tmp_path / "eight.json"
+    other.write_text(json.dumps(content(VLLM) | {"max_concurrency": 8}))
+    for path in (VLLM, other):
+        interchange.import_file(path, "mine")
+    points = beside.points("mine", "load", "ttft_p50_s", "c", **{"in": 17, "out": 20})
+    assert points["x"].tolist() == [4, 8] and points["measured"].notna().all()
+    assert beside.others(SimpleNamespace(machine="theirs", section="load")) == ["mine"]
 
 
 def test_another_file_of_the_same_load_is_another_repeat(tmp_path):

@@ -1,8 +1,10 @@
+import itertools
 import json
 import re
 from types import SimpleNamespace
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import pytest
 from tables_for_tests import samples
@@ -108,6 +110,37 @@ def test_a_dumbbell_tells_the_residual():
     assert [text.get_text() for text in axis.texts] == ["exact", "+3.0%"]
     plot.hit_and_miss(axis, 0, 60.0, 5.0)
     assert axis.texts[-1].get_text() == "12.0×"
+
+
+# What the usual deficiencies of colour vision see of linear RGB, at full strength: Machado, Oliveira, Fernandes 2009.
+SEEN = {
+    "all": np.eye(3),
+    "no red cones": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "no green cones": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "no blue cones": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+COLOURS = (plot.COMPUTED, plot.MEASURED, plot.ARTICLE, plot.HIT, plot.MISS, plot.LIMIT, plot.OTHER)
+
+
+def seen_as(colour, matrix):
+    """The place of a colour in CIELAB, as somebody with that vision sees it."""
+    rgb = np.array(mpl.colors.to_rgb(colour))
+    linear = np.clip(matrix @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4), 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    x, y, z = np.cbrt(np.maximum(xyz / (0.9505, 1, 1.089), 1e-4))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def nearest(colours, matrix):
+    """The distance of the two colours that are hardest to tell."""
+    pairs = itertools.combinations([seen_as(c, np.array(matrix)) for c in colours], 2)
+    return min(np.linalg.norm(a - b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("vision", SEEN)
+def test_colours_are_told_apart_with_any_vision(vision):
+    assert nearest(COLOURS, SEEN[vision]) > 15  # of what a white page spans, 100
+    assert nearest(("#ff0000", "#7f7f00"), SEEN["no green cones"]) < 15  # what such a test has to find
 
 
 def test_the_readers_machine_is_told_from_the_others():

@@ -12,6 +12,7 @@ import pytest
 from replays_for_tests import ROOT, Replay
 from typer.testing import CliRunner
 
+import kvlab
 from kvlab import claims, cli, profile, run
 
 CONDA_NAMES = {"prometheus-client": "prometheus_client", "matplotlib": "matplotlib-base"}
@@ -98,6 +99,17 @@ def test_the_readme_links_to_files_that_are_there():
 def test_the_readme_names_every_profile():
     readme = (ROOT / "README.md").read_text()
     assert all(f"`{name}`" in readme for name in profile.built_in())
+
+
+def test_citation_changelog_and_package_agree():
+    cited = dict(re.findall(r"^([\w-]+): (\S.*)$", (ROOT / "CITATION.cff").read_text(), re.M))
+    first, state = re.search(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.M).groups()
+    assert cited["version"] == kvlab.__version__ == first
+    assert cited.get("date-released", "unreleased") == state
+    licence = re.search(r'^license = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    name, number = licence.rsplit("-", 1)
+    assert cited["license"] == licence and f"{name} License\n" in (text := (ROOT / "LICENSE").read_text())
+    assert f"Version {number}" in text and f"Licence: {licence}" in (ROOT / "README.md").read_text()
 
 
 # -- what is committed --------------------------------------------------------------------------------------------

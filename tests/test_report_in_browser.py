@@ -97,6 +97,17 @@ def leads_somewhere(page: Path, link: str, ids: dict[Path, set[str]]) -> bool:
     return not parts.fragment or target.suffix != ".html" or unquote(parts.fragment) in ids[target]
 
 
+@pytest.mark.parametrize("name", ["report.html", "report.zh.html"])
+def test_a_large_screen_shows_all_eight_findings_at_once(name, built, browser):
+    browser.call("Emulation.setDeviceMetricsOverride", width=1600, height=1000, deviceScaleFactor=1, mobile=False)
+    try:
+        browser.open((built / name).as_uri())
+        ends = browser.run("[...document.querySelectorAll('.tile')].map(e => e.getBoundingClientRect().bottom)")
+        assert len(ends) == 8 and max(ends) <= 1000
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
+
+
 def test_no_page_scrolls_sideways_on_a_phone(built, browser):
     browser.call("Emulation.setDeviceMetricsOverride", **PHONE)
     try:
