@@ -97,7 +97,8 @@ ADVICE = [
         "give a local folder, or download the model where there is a network: hf download NAME",
     ),
     (
-        r"RepositoryNotFoundError|HFValidationError|is not a valid model identifier|GatedRepoError|401 Client Error",
+        r"RepositoryNotFoundError|HFValidationError|is not a valid model identifier|GatedRepoError|401 Client Error"
+        r"|Invalid repository ID",
         "the hub has no such model, or it needs a login",
         "correct the model name, or: hf auth login",
     ),

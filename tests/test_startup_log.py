@@ -159,6 +159,16 @@ def test_root_cause_is_not_the_last_line(name, start):  # pitfall 28
     assert root_cause(log(name)).startswith(start)
 
 
+def test_a_mistyped_model_is_told_by_its_name_and_not_by_the_advice_below_it(tmp_path):
+    path = tmp_path / "server.log"
+    advised = "If this is a private repository, make sure to pass a token having permission to this repo"
+    before = "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error.\n\nThe above was the direct cause:\n"
+    path.write_text(f"{before}Traceback (most recent call last):\n{NO_SUCH_MODEL}\n{advised}\n")
+    told = str(server_died("during its start-up", 1, path))
+    assert f"Its log says: {NO_SUCH_MODEL}\n" in told and "Likely cause: the hub has no such model" in told
+    assert told.count("Next:") == 1 and "Next: correct the model name" in told
+
+
 def test_root_cause_of_pydantic_argparse_and_bare_errors():
     pydantic = (
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
@@ -176,6 +186,11 @@ def test_a_warning_that_mentions_an_error_is_no_root_cause():
     assert root_cause(log("cpu-0.31-eager")) is None
 
 
+# What vLLM 0.31 said of a name that the hub does not have.
+NO_SUCH_MODEL = (
+    "OSError: Qwen/Qwen3-0.6X is not a local folder and is not a valid model identifier listed on "
+    "'https://huggingface.co/models'"
+)
 MAX_LEN = "Value error, User-specified max_model_len (100000) is greater than the derived max_model_len "
 
 
@@ -201,6 +216,19 @@ MAX_LEN = "Value error, User-specified max_model_len (100000) is greater than th
         (MAX_LEN + "(max_position_embeddings=8192.0 or ...)", "8192"),
         ("Value error, max_num_batched_tokens (1024) is smaller than max_model_len (4096).", "enable_chunked_prefill"),
         ("huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached", "local folder"),
+        (NO_SUCH_MODEL, "correct the model name"),
+        (
+            "ValueError: Invalid repository ID or local directory specified: 'Qwen/Qwen3-0.6X'.",
+            "correct the model name",
+        ),
+        ("ValueError: To serve at least one request with the model's max seq len (8192), 1 GiB", "lower max_model_len"),
+        (
+            "AssertionError: Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers.",
+            "tensor_parallel_size",
+        ),
+        ("RuntimeError: Failed to infer device type", 'engine = "cpu"'),
+        ("importlib.metadata.PackageNotFoundError: No package metadata was found for vllm", "make install"),
+        ("RuntimeError: operator torchvision::nms does not exist", "make install"),
     ],
 )
 def test_each_known_failure_has_its_own_next_step(cause, step):
