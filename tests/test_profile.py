@@ -130,6 +130,20 @@ def test_a_gpu_profile_has_builds_with_weights_of_8_bits_and_with_lora_and_check
     assert all(build in told for build in servers) and "other builds of the model" in told
 
 
+@pytest.mark.parametrize("name", ["gpu-8gb", "h200"])
+def test_a_gpu_profile_compares_graphs_with_eager_on_three_sizes_of_model(name):
+    """What graphs are worth depends on the size: a small model waits for its launches, a large one hides them."""
+    profile = load_profile(name)
+    sizes = [geometry.load(model.geometry).params for model in profile.cuda_graphs.models]
+    assert len(set(sizes)) == 3 and sizes == sorted(sizes)  # the launch time is read from the smallest one
+    longest = profile.cuda_graphs.input_tokens + profile.cuda_graphs.output_tokens
+    for model in profile.cuda_graphs.models:
+        server = profile.server_with(profile.cuda_graphs.server | model.set)
+        per_token = predict.kv_bytes_per_token(geometry.load(model.geometry), 2)
+        blocks = predict.num_blocks(server.kv_cache_memory_bytes, per_token, server.block_size)
+        assert predict.longest_model_len(blocks, server.block_size) >= server.max_model_len >= longest
+
+
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
