@@ -198,6 +198,18 @@ def _changed(c: Claim) -> str:
     return f"{c.measured:+.1%}" + (f" ({', '.join(beside)})" if beside else "")
 
 
+def within_noise(claims: Iterable[Claim], quantity: str, floor: float | None) -> str | None:
+    """Names the relative differences that two starts of one configuration could show as well; None where none could.
+
+    `floor`: the machine's noise floor between starts; None where it was not measured.
+    """
+    found = [c for c in claims if c.quantity == quantity and c.measured is not None]
+    small = [f"{c.measured:+.1%} at {c.conditions}" for c in found if floor is not None and abs(c.measured) < floor]
+    if not small:
+        return None
+    return f"Below the noise floor of {floor:.1%} between two starts of one configuration: {'; '.join(small)}."
+
+
 def longest_phase(claims: Iterable[Claim], where: Mapping[str, object]) -> str | None:
     """Which phase of a start takes the most of it. `where`: the start's conditions, without the phase."""
     start = conditions_text(where) + ";phase="

@@ -120,3 +120,37 @@ def test_lookup_takes_the_mean_of_repeats_and_nothing_where_conditions_differ():
     assert article.lookup("itl_max_s", load="insertion") == pytest.approx((0.227 + 0.226 + 0.226) / 3)
     assert article.lookup("throughput_tok_s", c=64) is None  # three servers with different capacities
     assert article.lookup("throughput_tok_s", c=64, server=1) == 792
+
+
+# Where a measurement of ours has another name than the article's number.
+OURS = {
+    ("chunked_prefill", "stall_s"): ("chunked_prefill", "itl_max_s"),  # it is what that claim computes
+    ("kv_capacity", "capacity_relative_error"): ("kv_capacity", "log_tokens"),  # its residual
+    ("kv_capacity", "capacity_ratio"): ("fp8_kv", "capacity_ratio"),
+    ("kv_capacity", "requests_that_fit"): ("kv_capacity", "requests_that_fit_low"),
+    ("load", "requests_that_fit"): ("load", "requests_that_fit_low"),
+    ("load", "capacity_tokens"): ("load", "capacity_blocks"),
+}
+SERVICE = {"service_hit_rate", "hit_and_miss"}
+
+
+@pytest.mark.parametrize("machine", ["cpu-tiny", "h200"])
+def test_every_kind_of_number_of_the_single_server_article_has_a_claim_of_ours(machine):
+    """Measured, or not measured with its reason; never left out."""
+    published = {(c.section, c.quantity) for c in claims.from_frame(claims.read(article.folder()))}
+    stated = {(c.section, c.quantity) for c in claims.from_frame(claims.read(article.folder().parent / machine))}
+    wanted = {OURS.get(kind, kind) for kind in published if kind[0] not in SERVICE}
+    assert len(wanted) > 30 and not wanted - stated
+
+
+@pytest.mark.parametrize("machine", ["cpu-tiny", "h200"])
+def test_a_comparison_has_an_interval_or_says_why_it_has_none(machine):
+    """And where its arms did not take turns, it says that."""
+    every = claims.from_frame(claims.read(article.folder().parent / machine))
+    of = {"prefix_cache": "caching_changes_", "fp8_kv": "fp8_changes_", "max_num_seqs": "throughput_change"}
+    compared = [c for c in every if c.measured is not None and c.quantity.startswith(of.get(c.section, "gain_"))]
+    assert {c.section for c in compared} > set(of) and not [c.id for c in compared if c.ci_low is None and not c.reason]
+    one_start = [c for c in every if c.quantity == "gain_throughput" and c.measured is not None]
+    alone = [c for c in every if c.section == "prefix_cache" and c.quantity == "ttft_s"]
+    assert one_start and alone and all("one after the other" in c.reason for c in one_start)
+    assert all("not in turns" in c.reason for c in alone)

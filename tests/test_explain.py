@@ -76,6 +76,17 @@ def test_a_difference_below_the_noise_floor_is_none():
     assert explain.difference([said("changes_tok_s", computed=0.0)], "changes_") is None
 
 
+def test_a_gain_that_two_starts_could_show_as_well_is_named():  # pitfall 16
+    found = [
+        said("gain", "c=1", measured=0.56),
+        said("gain", "c=32", measured=-0.17),
+        said("gain", "c=64", computed=0.1),
+    ]
+    told = explain.within_noise(found, "gain", 0.216)
+    assert told == "Below the noise floor of 21.6% between two starts of one configuration: -17.0% at c=32."
+    assert explain.within_noise(found, "gain", 0.1) is None and explain.within_noise(found, "gain", None) is None
+
+
 def test_what_is_missing_is_counted_with_each_reason_once():
     claims = [said("a", reason="no run"), said("b", reason="no run"), said("c", reason="it died", failed=True)]
     assert explain.not_measured(claims) == "3 claims are not measured: c: it died; a, b: no run."
