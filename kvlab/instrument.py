@@ -83,7 +83,7 @@ def said_of_aim(aim: Aim, words: Mapping[str, str]) -> str:
     """One aim in words: `words["rate"]` or `words["time"]` holds the places of, value, aim and bound."""
     form = words["rate" if aim.is_rate else "time"]
     scale = 1 if aim.is_rate else 1e3
-    value, wanted, bound = (None if v is None else f"{v * scale:.2g}" for v in (aim.value, aim.aim, aim.bound))
+    value, wanted, bound = (None if v is None else _short(v * scale) for v in (aim.value, aim.aim, aim.bound))
     return form.format(of=words.get(aim.of, aim.of), value=value, aim=wanted, bound=bound or words["unknown"])
 
 
@@ -110,6 +110,7 @@ def _shown(tool: str, rows: pd.DataFrame) -> dict[str, Any]:
     row, own = rows.loc[tool], float(rows.loc["kvlab", "events_per_cpu_s"])
     names = ("events_per_cpu_s", "events_per_cpu_s_low", "events_per_cpu_s_high", "events_per_s", *TIMES_S)
     known = {name: _known(row, name) for name in names}
+    known |= {name: None if known[name] is None else _milliseconds(known[name] * 1e3) for name in TIMES_S}
     return known | {"tool": tool, "version": row["version"], "times": _over(own, known["events_per_cpu_s"])}
 
 
@@ -222,4 +223,8 @@ def _ms(row: pd.Series, name: str, q: str) -> str:
 
 
 def _milliseconds(value: float) -> str:
-    return f"{value:.2g} ms" if abs(value) < 100 else f"{value:.0f} ms"
+    return f"{_short(value)} ms"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}" if abs(value) < 99.5 else f"{value:,.0f}"

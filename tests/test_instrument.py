@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -94,6 +95,8 @@ def test_the_report_shows_the_committed_table_with_the_aims_that_it_misses(langu
     text = report.render(content | site | {"link": str, "picture": str, "other_language": "x"})
     rate = table.query("tool == 'kvlab' and scenario == 'paced'")["events_per_cpu_s"].item()
     assert f"{rate:,.0f}" in text and all(aim in text for aim in shown["missed"] + shown["reached"])
+    late = table.query("tool == 'aiperf' and scenario == 'paced'")["ttft_added_p99_s"].item()
+    assert f">{1e3 * late:,.0f} ms<" in text and not re.search(r"\de[+-]\d\d ms", text)
 
 
 def test_the_picture_holds_every_tool_and_not_the_floor(data):
