@@ -32,6 +32,18 @@ def reached(claims: Sequence[Claim], affinity: float, hashed: float) -> str | No
     )
 
 
+def foretold(claims: Iterable[Claim]) -> str | None:
+    """What a simulation of this very order says of the routes whose picks are known, beside what was counted."""
+    found = by_route(claims, "order_hit_ratio")
+    listed = [f"{name} {c.computed:.1%} (measured {c.measured:.1%})" for (name, _), c in found.items() if c.computed]
+    if not listed:
+        return None
+    return (
+        f"Simulated block by block, this very order of requests hits: {', '.join(listed)}. Where that differs from the "
+        "law of many requests, it is the order that does it and not the route."
+    )
+
+
 def warmed(claims: Sequence[Claim]) -> str | None:
     """What the order of the warm-up alone changes, router by router."""
     found, busiest = by_route(claims, "hit_ratio"), by_route(claims, "busiest_worker_share")

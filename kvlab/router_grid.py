@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvlab import config, hit_grid, hits, measure, profile, router, router_packages, store
+from kvlab import config, hit_grid, hit_simulation, hits, measure, profile, router, router_packages, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import ConfigError
 from kvlab.hit_grid import Blocks
 from kvlab.hits import HitRatios
 from kvlab.measure import Lab, Result
 from kvlab.profile import Routing, ServiceHitRate
-from kvlab.service import PER_CONNECTION
+from kvlab.service import CLIENT_PICKS, PER_CONNECTION
 
 ONE, TOGETHER = "one-by-one", "together"  # how the warm-up was sent
 DIRECT = "fixed"  # the client's own connection to one worker: what a hop is compared with
@@ -118,6 +118,17 @@ def expected(arm: Arm, size: Blocks) -> HitRatios | None:
     if arm.name == "vllm-cache-aware" and arm.warmup == ONE:
         return hits.stack_hit_ratios(*blocks, load.prefixes)
     return None
+
+
+def foretold(arm: Arm, size: Blocks) -> HitRatios | None:
+    """Hit ratios of this very order of requests, block by block; None where a router goes by what it has seen.
+
+    `expected` is what many orders come to: a few hundred requests of one seed may lie well off it.
+    """
+    how = "round_robin" if arm.cell.service.endswith("-round-robin") else arm.cell.service
+    if how not in CLIENT_PICKS:
+        return None
+    return hit_simulation.simulate(arm.cell.model_copy(update={"service": how}), size.usable, size.size)
 
 
 def missing(lab: Lab, cell: Cell) -> str | None:

@@ -121,6 +121,15 @@ def test_what_follows_from_a_route_alone():
 # -- through a laboratory -----------------------------------------------------------------------------------------
 
 
+def test_this_very_order_is_foretold_where_the_picks_are_known():
+    """As many requests as are measured: one seed's order lies off what many come to."""
+    found = {a.name: router_grid.foretold(a, SIZE) for a in router_grid.arms(SERVER, PROFILE.routing, LENGTHS)}
+    assert {name for name, one in found.items() if one} == {"random-connection", "placed", "vllm-round-robin"}
+    assert found["random-connection"].any == pytest.approx(34 / 240) and found["placed"].any > 0.9
+    law = hits.run_hit_ratios(SIZE.usable, SIZE.prefix, SIZE.own, 24, 6, 240, 24).any
+    assert found["vllm-round-robin"].any > law + 0.03
+
+
 @needs_router
 def test_a_router_is_started_for_its_cell_and_told_in_the_run(monkeypatch, tmp_path):
     with_routers(monkeypatch, tmp_path)
@@ -295,6 +304,8 @@ def test_sentences_name_routes_and_numbers():
         routed("requests_per_s", "a", TOGETHER, 30, "req/s"),
         routed("hop_adds_ttft_s", "a", None, 0.001, "s"),
     ]
+    order = claims.claim("routing", "order_hit_ratio", {"routing": "b"}, computed=0.204, measured=0.246, unit="ratio")
+    assert "b 20.4% (measured 24.6%)" in explain_routes.foretold([*made, order])
     assert "1 of 2 routes pass the hash. Hits: a (together) 85%, a (one-by-one) 19%" in explain_routes.reached(
         made, 0.98, 0.81
     )
@@ -317,7 +328,7 @@ def test_a_sentence_tells_what_a_router_expected_and_what_was_found():
 
 def test_without_measurements_there_is_nothing_to_say():
     assert explain_routes.reached([], 1, 1) is explain_routes.warmed([]) is explain_routes.quicker([]) is None
-    assert explain_routes.hop([], None) is explain_routes.decided([]) is None
+    assert explain_routes.hop([], None) is explain_routes.decided([]) is explain_routes.foretold([]) is None
 
 
 def test_dynamo_that_hears_no_events_is_reported():  # pitfall 34
