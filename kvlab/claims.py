@@ -237,7 +237,7 @@ def read(machine_dir: Path) -> pd.DataFrame:
         # Only the empty field is null: a reason may well read "None" or "n/a".
         frame = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False, na_values=[""])
     except (OSError, ValueError, pd.errors.ParserError) as error:
-        raise StoreError(f"{path} is not a table: {error}", next_step="restore it from git, or write it anew") from None
+        raise StoreError(f"{path} is not a table: {error}", next_step=_anew(path)) from None
     if tuple(frame.columns) != COLUMNS:
         raise StoreError(
             f"{path} has the columns {', '.join(frame.columns)}.",
@@ -247,19 +247,54 @@ def read(machine_dir: Path) -> pd.DataFrame:
     return _typed(frame, path)
 
 
+def _anew(path: Path) -> str:
+    again = f"kvlab report --mode replay --machine {path.parent.name}"
+    return f"restore it from git, or let all claims be written anew, from their runs: {again}"
+
+
 def _typed(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     for name in NUMBERS:
         try:
             frame[name] = pd.to_numeric(frame[name]).astype("Float64")
         except ValueError as error:
-            raise StoreError(f"{path}: the column {name} holds something else than numbers: {error}") from None
-    wrong = sorted(set(frame["state"].dropna()) - set(STATES)) or ["nothing"] * int(frame["state"].isna().any())
-    if wrong:
-        raise StoreError(f"{path}: the state {wrong[0]!r} is unknown.", next_step=f"known: {', '.join(STATES)}")
-    for name in ("id", "section", "quantity", "unit"):
-        if frame[name].isna().any():
-            raise StoreError(f"{path}: a row has no {name}.", next_step="restore the file from git, or write it anew")
+            what = f"{path}: the column {name} holds something else than numbers: {error}"
+            raise StoreError(what, next_step=_anew(path)) from None
+    for nth, row in enumerate(frame.to_dict("records"), 1):
+        values = {name: None if pd.isna(value) else value for name, value in row.items()}
+        if problem := _problem(values):
+            told = f"{path}, row {nth} ({values['id'] or 'without an id'}): {problem}."
+            raise StoreError(told, "it was edited by hand, or the file is damaged", _anew(path))
+    if (twice := frame["id"].duplicated()).any():
+        what = f"{path}: the claim {frame['id'][twice].iloc[0]} stands there twice."
+        raise StoreError(what, "two files were put together, or a line was copied", _anew(path))
     return frame
+
+
+def _problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a row that no program of this project writes; None where nothing is."""
+    lacks = [name for name in ("id", "section", "quantity", "unit", "state") if row[name] is None]
+    if lacks:
+        return f"it has no {lacks[0]}"
+    if row["state"] not in STATES:
+        return f"the state {row['state']!r} is unknown; known: {', '.join(STATES)}"
+    if row["id"] != "/".join(part for part in (row["section"], row["quantity"], row["conditions"]) if part):
+        return "its id is not made of its section, quantity and conditions"
+    if endless := [name for name in NUMBERS if row[name] is not None and not math.isfinite(row[name])]:
+        return f"{endless[0]} is {row[endless[0]]}, which is no number"
+    if (row["state"] == "measured") != (row["measured"] is not None):
+        return f"its state is {row['state']!r}, and its measured value {row['measured']}"
+    if None not in (low := row["ci_low"], high := row["ci_high"]) and low > high:
+        return f"its interval begins at {low:g} and ends at {high:g}"
+    return _wrong_residual(row["residual"], _residual(row["computed"], row["measured"]))
+
+
+def _wrong_residual(said: float | None, due: float | None) -> str | None:
+    if said is None and due is None:
+        return None
+    # Both come from numbers of 12 digits, and their difference may cancel most of them.
+    if None not in (said, due) and math.isclose(said, due, rel_tol=1e-6, abs_tol=1e-9):
+        return None
+    return f"its residual is {said}, and computed and measured give {due}"
 
 
 def from_frame(frame: pd.DataFrame) -> list[Claim]:

@@ -165,6 +165,41 @@ def test_a_file_that_is_not_of_claims_is_refused(tmp_path, text, message):
         claims.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("measured", "inf", "no number"),
+        ("measured", "-1.25", "residual is 0.25"),
+        ("measured", "", "its state is 'measured'"),
+        ("state", "computed", "its state is 'computed'"),
+        ("computed", "", "computed and measured give None"),
+        ("residual", "", "residual is None"),
+        ("ci_low", "9", "begins at 9 and ends at 1.5"),
+        ("conditions", "c=2", "id is not made of"),
+        ("quantity", "itl_p50_s", "id is not made of"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused(tmp_path, column, value, message):
+    columns = {"id": "load/ttft_p50_s/c=1", "section": "load", "quantity": "ttft_p50_s", "conditions": "c=1"}
+    columns |= {"computed": "1", "measured": "1.25", "ci_low": "1", "ci_high": "1.5", "unit": "s", "residual": "0.25"}
+    row = dict.fromkeys(claims.COLUMNS, "") | columns | {"state": "measured"}
+    for values in (row, row | {column: value}):
+        lines = ",".join(claims.COLUMNS), ",".join(values.values())
+        (tmp_path / "claims.csv").write_text("\n".join(lines) + "\n")
+        if values is row:
+            assert len(claims.read(tmp_path)) == 1
+    with pytest.raises(StoreError, match=message) as error:
+        claims.read(tmp_path)
+    assert "row 1 (load/ttft_p50_s/c=1)" in str(error.value) and "--mode replay" in str(error.value)
+
+
+def test_a_claim_that_stands_twice_is_refused(tmp_path):
+    text = claims.to_csv(some("load", 2))
+    (tmp_path / "claims.csv").write_text(text + text.splitlines(keepends=True)[2])
+    with pytest.raises(StoreError, match="load/q/c=2 stands there twice"):
+        claims.read(tmp_path)
+
+
 def test_no_file_is_no_claims(tmp_path):
     assert list(claims.read(tmp_path).columns) == list(claims.COLUMNS) and len(claims.read(tmp_path)) == 0
 
