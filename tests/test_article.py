@@ -144,6 +144,17 @@ def test_every_kind_of_number_of_the_single_server_article_has_a_claim_of_ours(m
 
 
 @pytest.mark.parametrize("machine", ["cpu-tiny", "h200"])
+def test_every_chunk_size_of_the_article_has_a_claim_of_ours(machine):
+    def chunks(folder):
+        stated = claims.from_frame(claims.read(folder))
+        found = [claims.parse_conditions(c.conditions) for c in stated if c.quantity == "itl_max_s"]
+        return {where["chunk"] for where in found if where.get("in") == "3500"}
+
+    published = chunks(article.folder())
+    assert len(published) == 5 and published <= chunks(article.folder().parent / machine)
+
+
+@pytest.mark.parametrize("machine", ["cpu-tiny", "h200"])
 def test_a_comparison_has_an_interval_or_says_why_it_has_none(machine):
     """And where its arms did not take turns, it says that."""
     every = claims.from_frame(claims.read(article.folder().parent / machine))
