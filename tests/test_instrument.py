@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
+from processes_for_tests import alive
 from waiting_for_tests import until
 
 from kvlab import explain, findings, instrument, pages, plot, report
 from kvlab.claims import claim
 from kvlab.config import LoadConfig
+from kvlab.errors import KvlabError
 from kvlab.load import run_load
 
 ROOT = Path(__file__).parent.parent
@@ -210,3 +213,101 @@ def test_the_cpu_time_of_a_tree_holds_its_children(bench):
     _, rss = tree(process.pid)
     process.communicate(b"\n")
     assert rss > 0
+
+
+# -- what bad arguments, tools that fail and Ctrl-C leave of the comparison
+
+
+def compare(bench, monkeypatch, out, measure, *arguments):
+    """Runs the comparison with two tools that are not there; `measure` stands in for them."""
+    tools = tuple(bench.Tool(name, "1", None, None) for name in ("kvlab", "other"))
+    monkeypatch.setattr(bench, "TOOLS", tools)
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "install", lambda tool: None)
+    monkeypatch.setattr(bench.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(bench.os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["bench_client.py", "--out", str(out), "--repeats", "1", *arguments])
+    bench.main()
+
+
+def rate(value):
+    return {"events_per_cpu_s": value, "events_per_s": value, "failures": 0, "others_cpu_share": 0.0}
+
+
+@pytest.mark.parametrize("arguments", [("--tools", "kvlob"), ("--scenarios", "open"), ("--tools", ",")])
+def test_an_unknown_tool_or_scenario_is_named_before_anything_is_written(
+    bench, monkeypatch, tmp_path, capsys, arguments
+):
+    with pytest.raises(SystemExit) as end:
+        compare(bench, monkeypatch, tmp_path / "peers.csv", lambda *_: rate(1.0), *arguments)
+    assert end.value.code == 2 and f"{arguments[1]!r} is unknown; known: " in capsys.readouterr().err
+    assert not (tmp_path / "peers.csv").exists()
+
+
+def test_turns_that_are_over_stay_when_the_comparison_is_interrupted(bench, monkeypatch, tmp_path):
+    def measure(tool, scenario):
+        if tool.name == "other":
+            raise KeyboardInterrupt
+        return rate(5.0)
+
+    out = tmp_path / "peers.csv"
+    with pytest.raises(SystemExit, match="Interrupted"):
+        compare(bench, monkeypatch, out, measure)
+    assert pd.read_csv(out)["events_per_cpu_s"].tolist() == [5.0]
+    assert list(json.loads(out.with_suffix(".json").read_text())["repeats"]) == ["kvlab, paced"]
+
+
+def test_a_tool_that_cannot_be_measured_keeps_its_earlier_row_and_the_others_go_on(bench, monkeypatch, tmp_path):
+    out = tmp_path / "peers.csv"
+    compare(bench, monkeypatch, out, lambda tool, _: rate(5.0 if tool.name == "kvlab" else 7.0))
+
+    def measure(tool, scenario):
+        if tool.name == "other":
+            raise FileNotFoundError("other.json")
+        return rate(6.0)
+
+    compare(bench, monkeypatch, out, measure, "--scenarios", "paced")
+    rows = pd.read_csv(out)
+    assert rows["tool"].tolist() == ["kvlab", "other"] * 2
+    assert rows["events_per_cpu_s"].tolist() == [6.0, 7.0, 5.0, 7.0]
+    repeats = json.loads(out.with_suffix(".json").read_text())["repeats"]
+    assert repeats["other, paced"][0]["events_per_cpu_s"] == 7.0
+
+
+def test_a_tool_that_was_never_measured_says_why(bench, monkeypatch, tmp_path):
+    def measure(tool, scenario):
+        raise FileNotFoundError("other.json")
+
+    compare(bench, monkeypatch, tmp_path / "peers.csv", measure)
+    assert pd.read_csv(tmp_path / "peers.csv")["reason"].str.contains("FileNotFoundError: other.json").all()
+
+
+def test_a_place_that_cannot_be_written_and_missing_cores_are_one_message(bench, monkeypatch, tmp_path):
+    with pytest.raises(SystemExit, match="is a folder"):
+        compare(bench, monkeypatch, tmp_path, lambda *_: rate(1.0))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="cannot be written"):
+        compare(bench, monkeypatch, tmp_path / "file" / "peers.csv", lambda *_: rate(1.0))
+    monkeypatch.setattr(bench, "CLIENT_CORE", 7)
+    with pytest.raises(SystemExit, match="cores 0 and 7 are used"):
+        compare(bench, monkeypatch, tmp_path / "peers.csv", lambda *_: rate(1.0))
+
+
+def test_what_a_tool_has_started_ends_with_it(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "LIMIT_S", 1)
+    monkeypatch.setattr(bench, "pinned", lambda core: [])
+    script = "sleep 600 & echo $! > child; sleep 600"
+    tool = bench.Tool("other", "1", lambda ask: ["sh", "-c", script], None)
+    status = bench._run(tool, bench.Ask(1, 1, 1, 1, tmp_path))[1]
+    child = [
+        psutil.Process(pid) for pid in map(int, (tmp_path / "child").read_text().split()) if psutil.pid_exists(pid)
+    ]
+    assert "not done after 1 s" in status and not alive(child)
+
+
+def test_a_null_server_that_does_not_start_is_one_message(bench, monkeypatch):
+    import null
+
+    monkeypatch.setattr(null, "compiled", lambda name: "false")
+    with pytest.raises(KvlabError, match="did not start"), null.NullServer(0, 0):
+        pass

@@ -1,17 +1,20 @@
 """Measures the load generator against others on one null server: `make bench-client`.
 
-    python tools/bench_client.py [--repeats 3] [--tools kvlab,guidellm] [--scenarios paced,saturation,open] [--out FILE]
+    python tools/bench_client.py [--repeats 3] [--tools kvlab,guidellm] [--scenarios paced,saturation] [--out FILE]
 
 Every tool keeps one core, the null server the other one; they take turns. Writes data/client/peers.csv, one row a tool
-and scenario, and peers.json beside it with every repeat. Linux only.
+and scenario, and peers.json beside it with every repeat, after each turn: what was measured stays, whatever ends it.
+A row that nobody measures anew stays too, where it is of the same processor. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,12 +28,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 
 import pandas as pd
-from arguments import above_zero, whole_above_zero
+from arguments import above_zero, names_of, whole_above_zero
 from null import REALTIME, NullServer, pinned
 from peers import TOOLS, Ask, Tool, environ, install
 from watch import Watch, machine_cpu_s
 
-from kvlab.files import write_text
+from kvlab.errors import KvlabError
+from kvlab.files import check_writable, write_text
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 LIMIT_S = 400
@@ -112,15 +116,18 @@ def _run(tool: Tool, ask: Ask) -> tuple[Watch, str | None]:
             stderr=subprocess.STDOUT if tool.name != "null reader" else None,
             cwd=ask.folder,
             env=environ(tool),
+            start_new_session=True,
         )
         watch = Watch(process.pid)
         try:
             status = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             status = f"not done after {LIMIT_S} s"
-        watch.stop()
+        finally:  # Ctrl-C too: its own processes go with it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            watch.stop()
     if status:
         tail = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
         return watch, f"{status}: {tail[-300:]}"
@@ -156,24 +163,52 @@ def row(tool: Tool, s: Scenario, repeats: list[dict[str, Any]], began: str) -> d
 
 def main() -> None:
     """Measures, prints and writes the table."""
+    options = _options()
+    if options.realtime:
+        os.environ[REALTIME] = "1"
+    try:
+        _require(options.out)
+        _measure_all(options)
+    except KvlabError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(f"Interrupted. The turns that were over are kept in {options.out}.")
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    tools = [tool.name for tool in TOOLS]
     parser.add_argument("--repeats", type=whole_above_zero, default=3)
-    parser.add_argument("--tools", default=",".join(tool.name for tool in TOOLS))
-    parser.add_argument("--scenarios", default=",".join(SCENARIOS))
+    parser.add_argument("--tools", type=names_of(tools), default=tools)
+    parser.add_argument("--scenarios", type=names_of(list(SCENARIOS)), default=list(SCENARIOS))
     parser.add_argument("--minutes", type=above_zero, default=60.0, help="start no further turn after this time")
     parser.add_argument("--realtime", action="store_true", help="go before all other programs of a busy machine (root)")
     parser.add_argument("--out", type=Path, default=OUT)
-    options = parser.parse_args()
-    if options.realtime:
-        os.environ[REALTIME] = "1"
-    if (os.cpu_count() or 1) < 2 or not sys.platform.startswith("linux"):
-        sys.exit("The comparison needs Linux and two cores: one for the null server, one for the client.")
-    tools = [tool for tool in TOOLS if tool.name in options.tools.split(",")]
-    scenarios = [SCENARIOS[name] for name in options.scenarios.split(",")]
+    return parser.parse_args()
+
+
+def _require(out: Path) -> None:
+    """Raises KvlabError for what is known to fail, before anything is installed."""
+    cores = os.sched_getaffinity(0) if sys.platform.startswith("linux") else set()
+    if not {SERVER_CORE, CLIENT_CORE} <= cores:
+        raise KvlabError(
+            "The comparison needs Linux and two cores: one for the null server, one for the client.",
+            f"cores {SERVER_CORE} and {CLIENT_CORE} are used; this process may use {sorted(cores) or 'no known ones'}",
+            "run it where both may be used (taskset -pc $$ shows which)",
+        )
+    if out.is_dir():
+        raise KvlabError(f"{out} is a folder.", next_step="give a file: --out FOLDER/peers.csv")
+    check_writable(out.parent)
+
+
+def _measure_all(options: argparse.Namespace) -> None:
+    tools = [tool for tool in TOOLS if tool.name in options.tools]
+    scenarios = [SCENARIOS[name] for name in options.scenarios]
     began = datetime.now(UTC).isoformat(timespec="seconds")
     missing = {tool.name: why for tool in tools if (why := install(tool))}
     os.sched_setaffinity(0, {SERVER_CORE})
     found = {(tool.name, s.name): [] for s in scenarios for tool in tools}
+    before, about = _before(options.out), _about(began)
     limit = time.monotonic() + 60 * options.minutes
     for repeat in range(options.repeats):
         for s in scenarios:
@@ -181,30 +216,72 @@ def main() -> None:
                 continue
             for tool in tools if repeat % 2 == 0 else tools[::-1]:
                 why = missing.get(tool.name)
-                result = {"reason": why} if why else measure(tool, s)
+                result = {"reason": why} if why else _measured(tool, s)
                 found[tool.name, s.name].append(result)
                 print(repeat, s.name, tool.name, _short(result), flush=True)
-    rows = [row(tool, s, found[tool.name, s.name], began) for s in scenarios for tool in tools]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(options.out, frame.to_csv(index=False, float_format="%.6g"))
-    write_text(options.out.with_suffix(".json"), json.dumps(_about(scenarios, found, began), indent=1) + "\n")
-    print(frame.to_string())
+                _write(options.out, tools, scenarios, found, before, about)
+    print(pd.read_csv(options.out).to_string())
 
 
-def _about(scenarios, found, began) -> dict[str, Any]:
+def _measured(tool: Tool, s: Scenario) -> dict[str, Any]:
+    """One repeat; where a tool's result cannot be read, the reason: the others go on."""
+    try:
+        return measure(tool, s)
+    except (KvlabError, OSError, ValueError, LookupError, TypeError) as error:
+        return {
+            "reason": f"{tool.name}: its result cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
+        }
+
+
+def _before(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(rows, repeats) that are stored there and were measured on this processor."""
+    try:
+        about = json.loads(out.with_suffix(".json").read_text())
+        same = about["cpu"] == _cpu() and about["cores"] == os.cpu_count()
+        return (pd.read_csv(out).to_dict("records"), about["repeats"]) if same else ([], {})
+    except (OSError, ValueError, LookupError, TypeError):
+        return [], {}
+
+
+def _write(out: Path, tools, scenarios, found, before, about) -> None:
+    """The table and every repeat: what was measured now, and what was before and is not measured anew."""
+    stored, repeats = before
+    measured = {key for key, results in found.items() if any(r.get("events_per_cpu_s") is not None for r in results)}
+    kept = {(row["tool"], row["scenario"]): row for row in stored if row["repeats"] > 0}
+    rows = [
+        row(tool, s, found[tool.name, s.name], about["measured_utc"])
+        for s in scenarios
+        for tool in tools
+        if found[tool.name, s.name] and ((tool.name, s.name) in measured or (tool.name, s.name) not in kept)
+    ]
+    rows += [row for key, row in kept.items() if key not in measured]
+    order = [(scenario, tool.name) for scenario in SCENARIOS for tool in TOOLS]
+    rows.sort(
+        key=lambda row: (
+            order.index((row["scenario"], row["tool"])) if (row["scenario"], row["tool"]) in order else len(order)
+        )
+    )
+    own = {f"{tool}, {scenario}": results for (tool, scenario), results in found.items() if results}
+    own = {name: results for name, results in own.items() if name not in repeats or tuple(name.split(", ")) in measured}
+    write_text(out, pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(index=False, float_format="%.6g"))
+    write_text(out.with_suffix(".json"), json.dumps(about | {"repeats": repeats | own}, indent=1) + "\n")
+
+
+def _cpu() -> str | None:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.partition(":")[2].strip() for line in lines if "model name" in line), None)
+    return next((line.partition(":")[2].strip() for line in lines if "model name" in line), None)
+
+
+def _about(began) -> dict[str, Any]:
     return {
         "measured_utc": began,
-        "cpu": cpu,
+        "cpu": _cpu(),
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "realtime": bool(os.environ.get(REALTIME)),
         "quiet_share": QUIET_SHARE,
-        "scenarios": [vars(s) for s in scenarios],
-        "repeats": {f"{tool}, {scenario}": results for (tool, scenario), results in found.items()},
+        "scenarios": [vars(s) for s in SCENARIOS.values()],
     }
 
 

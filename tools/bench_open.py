@@ -13,6 +13,7 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 
@@ -22,7 +23,8 @@ from null import NullServer
 from peers import TOOLS, Ask
 from watch import Watch
 
-from kvlab.files import write_text
+from kvlab.errors import KvlabError
+from kvlab.files import check_writable, write_text
 
 TTFT_S, ITL_S, TOKENS = 5.0, 1.0, 20
 
@@ -33,18 +35,34 @@ def main() -> None:
     parser.add_argument("streams", type=whole_above_zero, nargs="?", default=10_000)
     parser.add_argument("processes", type=whole_above_zero, nargs="?", default=4)
     options = parser.parse_args()
-    streams, processes = options.streams, options.processes
+    try:
+        check_writable(OUT.parent)
+        found = measure(options.streams, options.processes)
+    except KvlabError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; nothing is written.")
+    write_text(OUT.with_name("open.json"), json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    sys.exit(found["failures"] > 0 or found["open_at_once"] < options.streams)
+
+
+def measure(streams: int, processes: int) -> dict[str, Any]:
+    """What open.json says. Raises KvlabError where kvlab itself fails."""
     kvlab = TOOLS[0]
     with tempfile.TemporaryDirectory() as folder, NullServer(TTFT_S, ITL_S) as server:
         ask = Ask(server.port, streams, streams, TOKENS, Path(folder))
         process = subprocess.Popen([*kvlab.command(ask), str(processes)])
         watch = Watch(process.pid, every_s=1.0)
-        status = process.wait()
-        watch.stop()
+        try:
+            status = process.wait()
+        finally:
+            process.kill()
+            watch.stop()
         if status:
-            sys.exit(f"kvlab ended with status {status}; its message stands above")
+            raise KvlabError(f"kvlab ended with status {status}; its message stands above")
         result, stats = kvlab.read(ask), server.stats()
-    found = {
+    return {
         "measured_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": kvlab.version,
         "cores": os.cpu_count(),
@@ -59,10 +77,6 @@ def main() -> None:
         "ttft_added_p50_s": result["ttft_p50_s"] - TTFT_S,
         "ttft_added_p99_s": result["ttft_p99_s"] - TTFT_S,
     }
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    write_text(OUT.with_name("open.json"), json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
-    sys.exit(found["failures"] > 0 or found["open_at_once"] < streams)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable, Sequence
 
 
 def above_zero(text: str) -> float:
@@ -21,3 +22,15 @@ def whole_above_zero(text: str) -> int:
     if text.isascii() and text.isdigit() and int(text):
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+
+
+def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Reads names with commas between; one that is not known is an error, and so is none."""
+
+    def names(text: str) -> list[str]:
+        given = [name.strip() for name in text.split(",") if name.strip()]
+        if wrong := [name for name in given if name not in known] or ([text] if not given else []):
+            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is unknown; known: {', '.join(known)}")
+        return given
+
+    return names

@@ -32,7 +32,14 @@ def compiled(name: str) -> Path:
         )
     program.parent.mkdir(parents=True, exist_ok=True)
     draft = program.with_suffix(f".{os.getpid()}")
-    subprocess.run([compiler, "-O2", "-o", draft, source], check=True)
+    done = subprocess.run([compiler, "-O2", "-o", draft, source], capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["the compiler says nothing"])[0]
+        raise KvlabError(
+            f"The null server cannot be compiled: {said}",
+            cause="the C library's headers are missing",
+            next_step="install them (Debian: apt-get install libc6-dev)",
+        )
     draft.rename(program)
     return program
 
@@ -55,7 +62,17 @@ class NullServer:
 
     def __enter__(self) -> NullServer:
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.port = int(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line.strip():
+            status = self._process.wait()
+            self._process.stdin.close()
+            self._process.stdout.close()
+            raise KvlabError(
+                f"The null server did not start (exit code {status}); its message stands above.",
+                "--realtime needs the right to it, as root has" if os.environ.get(REALTIME) else None,
+                "leave --realtime out, or run as root" if os.environ.get(REALTIME) else None,
+            )
+        self.port = int(line)
         self.base_url = f"http://127.0.0.1:{self.port}"
         return self
 

@@ -72,8 +72,11 @@ def install(tool: Tool) -> str | None:
         return None
     python = folder / "bin" / "python"
     print(f"installing {tool.name} {tool.version} into {folder}", flush=True)
-    if not python.exists():
-        venv.create(folder, with_pip=True)
+    if not (folder / "bin" / "pip").exists():
+        try:
+            venv.create(folder, with_pip=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            return f"its environment {folder} could not be made: {error}"
     if tool.engine and subprocess.run([python, ROOT / "tools" / "install_engine.py", "--engine", "cpu"]).returncode:
         return "its engine could not be installed"
     done = subprocess.run([python, "-m", "pip", "install", "-q", *tool.packages], capture_output=True, text=True)
