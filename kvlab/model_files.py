@@ -30,6 +30,8 @@ def resolve_model(config: ServerConfig) -> tuple[str, tuple[str, ...]]:
         if not folder.exists() and HUB_NAME.fullmatch(name):
             return name, ()
         _check_folder(folder, name)
+        if name == "tiny" and config.load_format != "dummy":
+            tiny.check_weights(folder)
     return str(folder.resolve()), _load_arguments(config, folder, name)
 
 
@@ -127,10 +129,10 @@ def safe_token_ids(model_path: str) -> tuple[int, int] | None:
     folder = Path(model_path)
     if not (folder / "config.json").is_file():
         return None
-    rows = vocab_size(json.loads((folder / "config.json").read_text()))
+    rows = vocab_size(_read_json(folder / "config.json"))
     special: set[int] = set()
     if (folder / "tokenizer.json").is_file():
-        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        tokenizer = _read_json(folder / "tokenizer.json")
         special = {token["id"] for token in tokenizer.get("added_tokens", [])}
         rows = min(rows, len(tokenizer["model"].get("vocab", ())) or rows)
     low = 0
@@ -139,3 +141,14 @@ def safe_token_ids(model_path: str) -> tuple[int, int] | None:
         low += 1
     high = min([rows, *(i for i in special if i > low)])
     return low, high
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError) as error:
+        what = f"{file} cannot be read: {error}"
+        raise ConfigError(what, "the file was cut off or changed", "download the model again") from None
+    return found

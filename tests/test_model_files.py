@@ -1,5 +1,6 @@
 """Which folder vLLM is started with."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab import geometry, model_files
+from kvlab import geometry, model_files, tiny
 from kvlab.config import ServerConfig
 from kvlab.engine import write_folder_once
 from kvlab.errors import ConfigError
@@ -43,11 +44,50 @@ def test_the_embedded_model_is_measured_with_its_own_weights_or_not_at_all(tmp_p
         resolve("tiny")
     tiny = folder(tmp_path, "config.json", "tokenizer.json")
     monkeypatch.setattr(model_files, "TINY", tiny)
-    with pytest.raises(ConfigError, match="holds no weights"):
+    with pytest.raises(ConfigError, match="The card of the embedded model cannot be read"):
+        resolve("tiny")
+    (tiny / "MODEL_CARD.md").write_text(
+        f"---\nweights_sha256: {hashlib.sha256(b'w').hexdigest()}\nweights_bytes: 1\n---\n"
+    )
+    with pytest.raises(ConfigError, match="has no weights"):
         resolve("tiny")
     assert resolve("tiny", load_format="dummy")[1] == ()  # the configuration's own flag says it already
-    (tiny / "model.safetensors").write_text("")
+    (tiny / "model.safetensors").write_text("w")
     assert resolve("tiny")[1] == ()
+
+
+@pytest.mark.parametrize("weights", [b"", b"wei", b"other!!"])
+@pytest.mark.parametrize("card", ["", "no front matter", "---\nno pair\n---\n", "---\nweights_bytes: 7\n---\n", None])
+def test_an_embedded_model_that_is_damaged_is_one_error(tmp_path, weights, card):
+    right = f"---\nweights_sha256: {hashlib.sha256(b'weights').hexdigest()}\nweights_bytes: 7\n---\n"
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    (tmp_path / "MODEL_CARD.md").write_text(right if card is None else card)
+    with pytest.raises(
+        ConfigError, match="7 are due" if card in (None, "---\nweights_bytes: 7\n---\n") else "card"
+    ) as error:
+        tiny.check_weights(tmp_path)
+    assert "git checkout kvlab/tiny" in str(error.value)
+
+
+def test_the_embedded_model_is_the_one_of_its_card():
+    tiny.check_weights()
+
+
+def test_a_held_out_text_that_was_cut_off_is_one_error(tmp_path, monkeypatch):
+    (tmp_path / "heldout.txt.xz").write_bytes((tiny.HERE / "heldout.txt.xz").read_bytes()[:5000])
+    monkeypatch.setattr(tiny, "HERE", tmp_path)
+    with pytest.raises(ConfigError, match="The held-out text .* cannot be read"):
+        tiny.heldout_text()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("text", ["", '{"vocab_size": 5', "[]"])
+def test_a_file_of_a_model_that_was_cut_off_is_one_error(tmp_path, name, text):
+    made = folder(tmp_path, "config.json", "tokenizer.json")
+    (made / "config.json").write_text('{"vocab_size": 50}')
+    (made / name).write_text(text)
+    with pytest.raises(ConfigError, match=f"{name} cannot be read"):
+        safe_token_ids(str(made))
 
 
 def test_a_geometry_becomes_a_folder_with_its_whole_vocabulary(monkeypatch, cache):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import lzma
 from functools import cache
 from pathlib import Path
 
-from kvlab.errors import KvlabError
+from kvlab.errors import ConfigError, KvlabError
 
 HERE = Path(__file__).parent
+RESTORE = "git checkout kvlab/tiny brings it back; without git: install kvlab anew"
 
 
 def path() -> Path:
@@ -18,7 +20,11 @@ def path() -> Path:
 
 def heldout_text() -> str:
     """The held-out text (1.65 MB): whole documents that training never saw, joined by the end-of-text token."""
-    return lzma.decompress((HERE / "heldout.txt.xz").read_bytes()).decode("utf-8")
+    file = HERE / "heldout.txt.xz"
+    try:
+        return lzma.decompress(file.read_bytes()).decode("utf-8")
+    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The held-out text {file} cannot be read: {error}", "it was cut off", RESTORE) from None
 
 
 def heldout_tokens(limit: int | None = None) -> list[int]:
@@ -40,10 +46,31 @@ def decode(ids: list[int]) -> str:
     return _tokenizer().decode(ids, skip_special_tokens=False)
 
 
-def facts() -> dict[str, str]:
+def facts(folder: Path = HERE) -> dict[str, str]:
     """What MODEL_CARD.md states in its first lines, as text: heldout_perplexity, weights_sha256, ..."""
-    front = (HERE / "MODEL_CARD.md").read_text("utf-8").split("---\n", 2)[1]
-    return dict(line.split(": ", 1) for line in front.splitlines())
+    card = folder / "MODEL_CARD.md"
+    try:
+        front = card.read_text("utf-8").split("---\n", 2)[1]
+        return dict(line.split(": ", 1) for line in front.splitlines())
+    except (OSError, ValueError, IndexError) as error:
+        what = f"The card of the embedded model cannot be read: {card}: {error}"
+        raise ConfigError(what, "the file was changed or is missing", RESTORE) from None
+
+
+def check_weights(folder: Path = HERE) -> None:
+    """Raises ConfigError where the weights are not those of the card: what is measured would be another model."""
+    file, stated = folder / "model.safetensors", facts(folder)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"The embedded model has no weights: {error}", "they were removed", RESTORE) from None
+    if hashlib.sha256(data).hexdigest() != stated.get("weights_sha256"):
+        raise ConfigError(
+            f"The embedded model's weights are not those that its card states: {file} has {len(data):,} bytes, and"
+            f" {int(stated.get('weights_bytes', '0')):,} are due",
+            "the file was cut off, stands for one that was not fetched, or was trained anew beside an old card",
+            RESTORE,
+        )
 
 
 @cache
