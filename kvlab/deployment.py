@@ -15,6 +15,7 @@ from kvlab.errors import ConfigError
 from kvlab.fleet import Fleet
 from kvlab.service import CLIENT_PICKS, Service
 
+PROXIES = ("l4:nginx", "kube_proxy")
 HEAD, TAIL = 110, 30  # lines of each worker's log that a run keeps: the start, and what came last
 ACCESS = re.compile(r"^INFO:\s+[\d.]+:\d+ - ")  # one line a request and scrape: nothing that a run's log is read for
 
@@ -37,8 +38,24 @@ def start_front(kind: str, endpoints: list, args: tuple[str, ...], log_dir: Path
         from kvlab.kube_rules import KubeRules
 
         return KubeRules(endpoints, log_dir)
-    known = (*CLIENT_PICKS, "l4:nginx", "kube_proxy", "router:<kind>")
-    raise ConfigError(f"There is no service {kind!r}.", next_step=f"use one of: {', '.join(known)}")
+    raise _unknown(kind)
+
+
+def check_kind(kind: str) -> None:
+    """Raises ConfigError where no service has this name, before any server is started for it; "" is none."""
+    from kvlab import dynamo, router
+
+    family, _, name = kind.partition(":")
+    routers = (*router.KINDS, *dynamo.MODES)
+    if family == "router" and name not in routers:
+        raise ConfigError(f"There is no router {name!r}.", next_step=f"use one of: {', '.join(routers)}")
+    if family != "router" and kind not in ("", *CLIENT_PICKS, *PROXIES):
+        raise _unknown(kind)
+
+
+def _unknown(kind: str) -> ConfigError:
+    known = (*CLIENT_PICKS, *PROXIES, "router:<kind>")
+    return ConfigError(f"There is no service {kind!r}.", next_step=f"use one of: {', '.join(known)}")
 
 
 class Deployment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvlab import config, hit_grid, hit_simulation, hits, measure, profile, router, router_packages, store
+from kvlab import config, dynamo, hit_grid, hit_simulation, hits, measure, profile, router, router_packages, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import ConfigError
 from kvlab.hit_grid import Blocks
@@ -138,7 +138,7 @@ def missing(lab: Lab, cell: Cell) -> str | None:
     if lab.base_url:
         return "several workers are started here; one existing server is not enough"
     kind = cell.service.partition(":")[2]
-    product = "dynamo" if own_workers(cell.service) else router.KINDS[kind].product if kind in router.KINDS else None
+    product = "dynamo" if kind in dynamo.MODES else router.KINDS[kind].product if kind in router.KINDS else None
     try:
         if product is not None and router_packages.version(product) is None:
             return f"the router {product} is not installed: kvlab router install {product}"

@@ -67,8 +67,15 @@ class Servers:
             raise
 
     def will_serve(self, cells: list[Cell]) -> None:
-        """What is coming: a fleet is started once, as large as the largest cell of its configuration wants it."""
+        """What is coming: a fleet is started once, as large as the largest cell of its configuration wants it.
+
+        Raises ConfigError for a service that does not exist: nothing has started yet.
+        """
+        from kvlab.deployment import check_kind
+
         for cell in cells:
+            if self.outside is None:
+                check_kind(cell.service)
             name = cell.server.model_dump_json()
             self.fleet_sizes[name] = max(cell.workers, self.fleet_sizes.get(name, 1))
 

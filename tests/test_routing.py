@@ -13,12 +13,14 @@ from loads_for_tests import shared_prefixes
 
 from kvlab import (
     claims,
+    deployment,
     dynamo,
     dynamo_worker,
     explain_routes,
     hit_grid,
     hits,
     profile,
+    router,
     router_checks,
     router_grid,
     router_packages,
@@ -155,11 +157,11 @@ def test_a_router_that_is_not_installed_is_a_reason(monkeypatch, tmp_path):
     fakes.install(monkeypatch, tmp_path, cache_blocks=100, block_size=32)
     monkeypatch.setenv(router_packages.FOLDER, str(tmp_path))
     lab = open_lab(section="routing")
-    cells = [cell("router:smg-cache-aware"), cell("router:dynamo-kv"), cell("random_request"), cell("router:dynamo-no")]
-    smg, nvidia, none, unknown = router_grid.measured(lab, cells)
+    cells = [cell("router:smg-cache-aware"), cell("router:dynamo-kv"), cell("random_request")]
+    smg, nvidia, none = router_grid.measured(lab, cells)
     lab.close()
     assert "kvlab router install smg" in smg.reason and "kvlab router install dynamo" in nvidia.reason
-    assert not smg.failed and none.run is not None and unknown.run is None
+    assert not smg.failed and none.run is not None
 
 
 # -- Dynamo -------------------------------------------------------------------------------------------------------
@@ -356,3 +358,27 @@ def test_dynamo_that_hears_no_events_is_reported():  # pitfall 34
     assert "hears no events" in router_checks.dynamo_fallbacks(deaf, 9000.0)[0]
     random = router_checks.dynamo_counts('dynamo_frontend_input_sequence_tokens_count{model="m"} 40\n')
     assert "only 0 of 40 requests had their blocks looked up" in router_checks.dynamo_fallbacks(random, 9000.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [
+        ("router:dynamo-kx", "There is no router 'dynamo-kx'"),
+        ("router:foo", "There is no router 'foo'"),
+        ("rendom_connection", "There is no service 'rendom_connection'"),
+        ("l4:haproxy", "There is no service 'l4:haproxy'"),
+    ],
+)
+def test_a_service_that_does_not_exist_is_an_error_before_any_server_starts(monkeypatch, tmp_path, service, said):
+    fakes.install(monkeypatch, tmp_path)
+    lab = open_lab(section="routing")
+    cells = [Cell(name="a", server=lab.server(), load=LOAD, workers=2, service=service)]
+    with pytest.raises(ConfigError, match=said):
+        router_grid.measured(lab, cells)
+    assert not fakes.EVENTS
+
+
+def test_every_service_that_exists_is_taken():
+    known = (*deployment.CLIENT_PICKS, *deployment.PROXIES, *(f"router:{n}" for n in (*router.KINDS, *dynamo.MODES)))
+    for service in ("", *known):
+        deployment.check_kind(service)
