@@ -72,23 +72,27 @@ def execute(
             note(path, lambda path=path: run.execute(path, measuring, _out(build, path), shown=shown))
     ready = [path for path in paths if path not in todo or (settle and path.stem[3:] in timings)]
     if ready:
-        _replay(ready, given | {"MODE": "replay"}, build, profile, note, again=again, shown=shown)
+        times = 2 if settle and todo else 1
+        _replay(ready, given | {"MODE": "replay"}, build, profile, note, again=again, shown=shown, times=times)
     order = [path.stem[3:] for path in paths]
     return {name: timings[name] for name in order if name in timings}, failures
 
 
-def _replay(paths: list[Path], given, build: Path, profile: str, note: Callable, *, again: bool, shown: bool) -> None:
-    """Takes over what has not changed, and executes the rest."""
+def _replay(
+    paths: list[Path], given, build: Path, profile: str, note: Callable, *, again: bool, shown: bool, times: int
+) -> None:
+    """Takes over what has not changed, and executes the rest, up to so many times until no claim changes by it."""
     common = takeover.inputs(profile)
     known = {} if again else {path: takeover.take(path, given, build, common) for path in paths}
     for path in paths:
         if known.get(path) is not None:
             note(path, lambda path=path: known[path], True)
     rest = [path for path in paths if known.get(path) is None]
-    if rest:
-        took_s = _side_by_side(rest, given, build, note, shown)
-        if takeover.inputs(profile) == common:  # else a claim has changed that another one may have read before
+    for _ in range(times if rest else 0):
+        took_s, before, common = _side_by_side(rest, given, build, note, shown), common, takeover.inputs(profile)
+        if common == before:  # else a claim has changed that another one may have read before
             takeover.remember(took_s, given, build, common)
+            break
 
 
 def unfinished(paths: list[Path], given: dict[str, Any], build: Path, profile: str) -> list[Path]:

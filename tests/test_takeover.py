@@ -155,6 +155,21 @@ def test_what_a_report_has_measured_is_settled_and_its_second_time_taken_over(pr
     assert modes(project) == ["auto", "replay"]
 
 
+SETTLES = """
+from kvlab import claims, store
+import os
+n = 0.0 if MODE == "auto" else 1.0  # as one that reads the claims of a section that is measured after it
+claims.write_section(store.machine_dir(MACHINE), "a", [claims.claim("a", "n", computed=n, unit="count")])
+"""
+
+
+def test_a_report_whose_claims_change_as_they_settle_is_taken_over_the_second_time_too(project):
+    path = logs_its_mode(project, SETTLES)
+    assert run_all([path], project, "auto", settle=True) == [("a", False)]
+    assert run_all([path], project, "auto", settle=True) == [("a", True)]
+    assert modes(project) == ["auto", "replay", "replay"]
+
+
 STATE = """
 from kvlab import claims, store
 import os
