@@ -28,8 +28,12 @@ def _line(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of one claim: quantity, conditions, computed, measured, interval, residual, reason."""
+    """The texts of one claim: quantity, conditions, computed, measured, interval, residual, reason.
+
+    A relative change has no text of a residual: see `is_change`.
+    """
     unit = row["unit"]
+    compares = not _null(row["residual"]) and not is_change(row["quantity"], unit)
     low, high = number(row["ci_low"], unit), number(row["ci_high"], unit)
     return {
         "quantity": str(row["quantity"]),
@@ -37,9 +41,17 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         "computed": number(row["computed"], unit),
         "measured": number(row["measured"], unit),
         "interval": f"{low} … {high}" if low and high else "",
-        "residual": "" if _null(row["residual"]) else percent(row["residual"]),
+        "residual": percent(row["residual"]) if compares else "",
         "reason": _text(row["reason"]),
     }
+
+
+def is_change(quantity: str, unit: str) -> bool:
+    """Whether a claim is a relative change, which is compared with another by the difference, in points.
+
+    Near zero the quotient of two changes is huge, or has the wrong sign, and says nothing.
+    """
+    return unit == "ratio" and (quantity.endswith("_change") or "_changes_" in quantity)
 
 
 def percent(value: float) -> str:

@@ -10,6 +10,7 @@ from IPython.display import Markdown, display
 
 from kvlab import startup
 from kvlab.claims import Claim, conditions_text
+from kvlab.display import is_change
 from kvlab.measure import Result
 from kvlab.phrases import said, sentences
 
@@ -42,13 +43,15 @@ def residuals(
     rules = [words["exact"]] if exact else []
     near = words["within" if exact else "all_within"]
     rules += [near.format(tolerance=f"{tolerance:.0%}")] if tolerance is not None else []
+    if tolerance is not None and any(_is_change(c) and c.quantity not in exact for c in compared):
+        rules.append(words["changes_within"].format(points=f"{100 * tolerance:g}"))
     held, rule = len(compared) - len(off), words["and"].join(rules)
     return words["hold"].format(held=held, compared=len(compared), rule=rule) + _outside(off, words)
 
 
 def _outside(off: list[Claim], words: Mapping[str, str]) -> str:
     """The worst eight predictions that did not hold, and how many more there are."""
-    worst = sorted(off, key=lambda c: -abs(c.residual if c.residual is not None else math.inf))
+    worst = sorted(off, key=lambda c: -abs(math.inf if (by := _distance(c)) is None else by))
     told = [
         words["off_by"].format(quantity=c.quantity, conditions=c.conditions, by=_off_by(c, words)) for c in worst[:8]
     ]
@@ -59,24 +62,38 @@ def _outside(off: list[Claim], words: Mapping[str, str]) -> str:
 def _holds(claim: Claim | Compared, exactly: bool, tolerance: float) -> bool:
     if exactly:
         return math.isclose(claim.measured, claim.computed, rel_tol=0, abs_tol=1e-9)
-    if claim.measured == claim.computed or (claim.residual is not None and abs(claim.residual) <= tolerance):
+    by = _distance(claim)
+    if claim.measured == claim.computed or (by is not None and abs(by) <= tolerance):
         return True
     inside = claim.ci_low is not None and claim.ci_high is not None and claim.ci_low <= claim.computed <= claim.ci_high
     return inside
 
 
+def _is_change(claim: Claim | Compared) -> bool:
+    return is_change(claim.quantity, claim.unit)
+
+
+def _distance(claim: Claim | Compared) -> float | None:
+    return claim.measured - claim.computed if _is_change(claim) else claim.residual
+
+
 def holds(row: Mapping[str, Any], tolerance: float) -> bool:
-    """Whether a claim's prediction holds: within the tolerance, or inside the interval of the measurement."""
+    """Whether a claim's prediction holds: within the tolerance, or inside the interval of the measurement.
+
+    A relative change may be off by as many points.
+    """
     if row["computed"] is None or row["measured"] is None:
         return False
     names = ("computed", "measured", "ci_low", "ci_high", "residual")
     numbers = [None if row[name] is None else float(row[name]) for name in names]
-    return _holds(Compared(*numbers), False, tolerance)
+    return _holds(Compared(row["quantity"], row["unit"], *numbers), False, tolerance)
 
 
 class Compared(NamedTuple):
-    """The numbers of a claim that a comparison reads."""
+    """What a comparison reads of a claim."""
 
+    quantity: str
+    unit: str
     computed: float
     measured: float
     ci_low: float | None
@@ -85,8 +102,10 @@ class Compared(NamedTuple):
 
 
 def _off_by(claim: Claim, words: Mapping[str, str]) -> str:
-    if claim.residual is None:
+    if claim.residual is None and not _is_change(claim):
         return words["instead"].format(measured=f"{claim.measured:g}", computed=f"{claim.computed:g}")
+    if _is_change(claim):
+        return words["points"].format(by=f"{100 * (claim.measured - claim.computed):+.1f}")
     return f"{claim.residual:+.0%}"
 
 

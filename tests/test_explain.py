@@ -1,6 +1,8 @@
+from dataclasses import asdict
+
 import pytest
 
-from kvlab import explain
+from kvlab import display, explain
 from kvlab.claims import claim
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.results import Result
@@ -29,6 +31,21 @@ def test_exact_quantities_are_exact_to_the_last_digit():
     claims = [said("hits", computed=0, measured=1), said("other_s", computed=1, measured=9)]
     text = explain.residuals(claims, exact=("hits",))
     assert text == "0 of 1 predictions hold (counts exactly). Outside: hits at : 1 instead of 0."
+
+
+def test_relative_changes_are_compared_by_their_difference_in_points():
+    def change(c, quantity="ttft_change", **values):
+        return claim("chunked_prefill", quantity, {"c": c}, unit="ratio", **values)
+
+    near = change(1, computed=0.01, measured=0.05)  # five times as much, and four points
+    far = change(2, "fp8_changes_ttft_p50_s", computed=0.0, measured=-0.4)
+    share = claim("load", "hit_ratio", unit="ratio", computed=0.01, measured=0.05)  # no change: its residual counts
+    text = explain.residuals([near, far, share], tolerance=0.15)
+    assert text.startswith("1 of 3 predictions hold (within 15% and changes within 15 points).")
+    assert "fp8_changes_ttft_p50_s at c=2: -40.0 points" in text and "hit_ratio at : +400%" in text
+    row = {"quantity": "ttft_change", "unit": "ratio", "computed": 0.01, "measured": 0.05, "residual": 4.0}
+    assert explain.holds(row | {"ci_low": None, "ci_high": None}, 0.15)
+    assert display.cells(asdict(near))["residual"] == "" != display.cells(asdict(share))["residual"]
 
 
 def test_only_the_worst_eight_are_listed():
