@@ -4,7 +4,8 @@ A fenced block `side SECTION` is a table of machines side by side. Each of its l
 
     words: quantity conditions @other-machine other-conditions
 
-where `@other-machine none` says that there is no such thing on it.
+where `@other-machine none` says that there is no such thing on it, and `@other-machine {place}` fills its cell as a
+place in a text is filled: a claim that goes by another name there, or a number made of two.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ LANGUAGES = ("en", "zh")
 FRONT = ("question", "method")  # pages before the sections, and after them
 BACK = ("operations", "interview", "evidence", "limits", "versions")
 WITHOUT_NOTEBOOK = ("service_hit_rate", "hit_and_miss", "routing", "several_gpus")
-SIDE_LINE = "write words: quantity conditions @machine other-conditions"
+SIDE_LINE = "write words: quantity conditions @machine other-conditions, or @machine {place}"
+ON_OTHER = re.compile(r"(\S+) (\S+|\{[^{}]+\})")  # conditions, or a place
 SIDE = re.compile(r"^```side (\w+)\n(.*?)^```$", re.M | re.S)
 
 
@@ -170,9 +172,10 @@ def side_rows(section: str, lines: str, writer: Writer) -> list[tuple[str, str, 
         said, colon, rest = line.partition(": ")
         first, *others = rest.split(" @")
         quantity, _, conditions = first.strip().partition(" ")
-        if not colon or not quantity or any(len(other.split()) != 2 for other in others):
+        elsewhere = [ON_OTHER.fullmatch(other.strip()) for other in others]
+        if not colon or not quantity or None in elsewhere:
             raise ProseError(f"{line!r} is no line of a table.", next_step=SIDE_LINE)
-        rows.append((said, quantity, {"": conditions.strip()} | dict(other.split() for other in others)))
+        rows.append((said, quantity, {"": conditions.strip()} | {found[1]: found[2] for found in elsewhere}))
     return rows
 
 
@@ -211,6 +214,8 @@ def _side_cell(
     conditions = where.get(machine, where[""])
     if conditions == "none":
         return "–"
+    if conditions.startswith("{"):
+        return prose.fill_one(conditions[1:-1], writer, notes)
     term = " ".join(filter(None, (machine, section, quantity, conditions)))
     return prose.fill_one(f"{term} | pair", writer, notes)
 

@@ -69,11 +69,9 @@ def named(place):
     if place.startswith("side "):
         section, (first, *others) = place.split()[1], place.partition(" ")[2].split(" @")
         quantity = first.split()[1]
-        return [
-            f"{machine} {section} {quantity} {where}"
-            for machine, where in (other.split() for other in others)
-            if where != "none"
-        ]
+        elsewhere = [other.split(" ", 1) for other in others if not other.endswith(" none")]
+        placed = [term for _, where in elsewhere if where[0] == "{" for term in named(where[1:-1])]
+        return placed + [f"{machine} {section} {quantity} {where}" for machine, where in elsewhere if where[0] != "{"]
     head = re.sub(r"^(say|holds|told) ", "", place.partition("|")[0].strip())
     return re.split(r" [/<>-] ", head)
 
@@ -177,6 +175,16 @@ def test_machines_stand_side_by_side_and_the_readers_own_comes_last(empty):
     assert cells[0].startswith("not measured") and html.count('class="own"') == 2
 
 
+def test_a_cell_may_hold_a_place_of_two_claims(empty):
+    both = [claims.claim("load", "y", {"graphs": s}, measured=v, unit="s") for s, v in (("on", 3.0), ("off", 2.0))]
+    claims.write_section(store.machine_dir("article"), "load", both)
+    place = "{article load y graphs=on / article load y graphs=off | percent}"
+    line = f"gain: gain c=1 @article {place} @h200 c=2"
+    html = pages.block(f"```side load\n{line}\n```\n", writer_of(EN, "mine"), Notes("load"))
+    cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?</td>", html)]
+    assert cells[0] == "+50%" and all(cell.startswith("not measured") for cell in cells[1:])
+
+
 def test_each_cell_of_a_written_table_names_its_column(empty):
     html = pages.block("| a | b <c> |\n|---|---|\n| 一 | |\n", writer_of(EN), Notes("x"))
     assert '<td data-label="a">一</td>' in html and html.count("data-label") == 2
@@ -192,7 +200,10 @@ def test_a_further_machine_has_a_column_where_it_has_measured_something(empty):
     assert heads == ["quantity", "article", "h200", "cpu-tiny", "h200-x2", "mine"]
 
 
-@pytest.mark.parametrize("line", ["no colon here", "words: ", "words: x c=8 @h200", "words: x c=8 @h200 c=1 more"])
+@pytest.mark.parametrize(
+    "line",
+    ["no colon here", "words: ", "words: x c=8 @h200", "words: x c=8 @h200 c=1 more", "words: x @article {a b c"],
+)
 def test_a_line_of_a_table_that_cannot_be_read_is_told(line, empty):
     with pytest.raises(ProseError, match="is no line of a table"):
         pages.side_rows("load", line, writer_of(EN))
