@@ -181,10 +181,17 @@ def plain_log_x(axis: Axes) -> None:
 def dumbbell(axis: Axes, y: float, computed: float | None, measured: float, *, color: str = MEASURED) -> None:
     """A computed bar and a measured dot in one row, with the residual in words."""
     if not _missing(computed):
-        axis.plot([computed], [y], "|", ms=20, mew=2.5, color=COMPUTED, zorder=3)
+        axis.plot([computed], [y], "|", ms=16, mew=2.5, color=COMPUTED, zorder=3)
         residual = f"{measured / computed - 1:+.1%}" if measured != computed else "exact"
         axis.annotate(residual, (measured, y), xytext=(9, 0), textcoords="offset points", va="center", fontsize=9)
     axis.plot([measured], [y], "o", color=color, zorder=4)
+    axis.margins(x=0.25)  # room for the residual beside the outermost dot
+
+
+def named_rows(axis: Axes, names: Sequence[str]) -> None:
+    """A name a row, the first on top, with room for the bars of the outermost rows."""
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(max(len(names), 1) - 0.3, -0.7)
 
 
 def running_over_time(axis: Axes, run: store.Run | None) -> None:
@@ -209,6 +216,13 @@ def machine_points(axis: Axes, x, y, machine: str, *, own: str):
     width = 2.2 if machine == own else 1.2
     zorder = 5 if machine == own else 3
     return axis.plot(list(x), list(y), marker=marker, mfc=mfc, color=color, lw=width, label=machine, zorder=zorder)
+
+
+def falls_beyond(x: Iterable[float], y: Iterable[float], at: float = 1.0) -> bool:
+    """Whether a curve is somewhere beyond `at` lower than its highest point up to there."""
+    points = list(zip(x, y, strict=True))
+    before, beyond = [b for a, b in points if a <= at], [b for a, b in points if a > at]
+    return bool(before and beyond) and min(beyond) < max(before)
 
 
 def hit_and_miss(axis: Axes, y: float, miss: float, hit: float) -> None:

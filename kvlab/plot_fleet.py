@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from kvlab import plot, plot_empty
 from kvlab.stats import Estimate
@@ -104,8 +103,8 @@ def article_rate(axis: Axes, found: pd.DataFrame, color: str, label: str) -> Non
     axis.plot(list(kept["x"]), list(kept["measured"]), label=label if len(kept) else None, zorder=5, **style)
 
 
-def finish_times(figure: Figure, axes: Sequence[Axes], prefixes: Sequence[int]) -> None:
-    """Axes of the section on hits and misses: times on a logarithmic scale, rates from 0."""
+def finish_times(axes: Sequence[Axes], prefixes: Sequence[int]) -> None:
+    """Axes of the section on hits and misses: times on a logarithmic scale, rates from 0; a legend under each."""
     for axis in axes:
         plot.log2_axis(axis, prefixes)
         axis.set_xlabel("prefixes in use")
@@ -114,4 +113,7 @@ def finish_times(figure: Figure, axes: Sequence[Axes], prefixes: Sequence[int]) 
         plot.plain_log_y(axis)
     axes[2].set_ylim(bottom=0)
     axes[2].set_ylabel("requests per second")
-    plot.shared_legend(figure, *axes)
+    for axis in axes:
+        once = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+        if once:
+            axis.legend(once.values(), once, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 
-from kvlab import plot, store
+from kvlab import beside, plot, store
 
 PER_100 = (1e-9, 5, 10, 20, 40, 80, 1e9)  # classes of preemptions per 100 requests
 
@@ -55,7 +55,7 @@ def map_panel(axis: Axes, inputs: Sequence[int], clients: Sequence[int], table: 
     """One map: computed preemptions per 100 requests as colour; hatched where requests only queue.
 
     `table` [clients, inputs]; null where a request does not fit at all, -1 where nobody waits. `border` is the clients
-    per input up to which every request fits to its end.
+    per input up to which every request fits to its end; it is drawn at the edges of the cells, which stand for points.
     """
     colors = mpl.colors.ListedColormap(mpl.colormaps["YlOrRd"](np.linspace(0.12, 0.95, len(PER_100) - 1)))
     norm = mpl.colors.BoundaryNorm(PER_100, colors.N)
@@ -65,15 +65,24 @@ def map_panel(axis: Axes, inputs: Sequence[int], clients: Sequence[int], table: 
         axis.add_patch(mpl.patches.Rectangle((column, row), 1, 1, hatch="////", ec="#c9c9c9", fc="none", lw=0))
     for row, column in np.argwhere(np.isnan(table)):
         axis.text(column + 0.5, row + 0.5, "×", ha="center", va="center", fontsize=9, color="#bbbbbb")
-    heights = [_position(value, clients) for value in border]
+    heights = [sum(n <= value for n in clients) for value in border]
     line = axis.step([0, *range(1, len(inputs) + 1)], [heights[0], *heights], where="pre", color=plot.COMPUTED, lw=2)
-    line[0].set_label("all fit to their end")
+    line[0].set(label="below: all fit to their end", clip_on=False, zorder=4)
     axis.set_xticks(np.arange(len(inputs)) + 0.5, [f"{value:,}" for value in inputs])
     axis.set_yticks(np.arange(len(clients)) + 0.5, [f"{value}" for value in clients])
     axis.set_ylim(0, len(clients))
     axis.grid(False)
     axis.set_xlabel("input tokens")
     return mesh
+
+
+def cap_notes(axis: Axes, machine: str, points: Iterable[tuple[float, float, int]]) -> None:
+    """Says at each point (x, y, cap) whose cap exceeds its largest full graph how many requests that graph holds."""
+    for x, y, cap in points:
+        graph = beside.value(machine, "max_num_seqs", "largest_full_graph", max_num_seqs=cap)
+        if graph is not None and graph < cap:
+            said, style = f"{machine}, cap {cap}: largest\nfull graph holds {graph:.0f}", {"va": "top", "fontsize": 8.5}
+            axis.annotate(said, (x, y), xytext=(0, -9), textcoords="offset points", ha="center", **style)
 
 
 def map_point(axis: Axes, x: int, y: int, inputs: Sequence[int], clients: Sequence[int], per_100: float) -> None:
@@ -107,27 +116,26 @@ def _position(value: float, grid: Sequence[int]) -> float:
 
 
 def paired_bars(axis: Axes, arms: dict[str, tuple[float | None, Sequence[float]]], unit: str) -> None:
-    """Computed as a wide bar outline, each measured pair as a dot: one place for each arm."""
+    """Computed as a wide bar, each measured pair as a dot, their mean in words beside them: one place for each arm."""
     for x, (computed, measured) in enumerate(arms.values()):
         first = x == 0
         if computed is not None:
             ends = [x - 0.3, x + 0.3]
             axis.plot(ends, [computed] * 2, color=plot.COMPUTED, lw=2.2, label="computed" if first else None)
         dots = np.linspace(-0.12, 0.12, len(measured)) if len(measured) > 1 else [0.0] * len(measured)
-        color = plot.HIT if first else plot.MISS
         axis.plot(
             [x + d for d in dots],
             measured,
             "o",
-            color=color,
+            color=plot.MEASURED,
             label="measured" if first and len(measured) else None,
             zorder=4,
         )
         if len(measured):
-            text, over = f"{np.mean(measured):,.0f}", (x, max(*measured, computed or 0))
-            axis.annotate(text, over, xytext=(0, 8), textcoords="offset points", ha="center")
+            mean = float(np.mean(measured))
+            axis.text(x + 0.33, mean, f"mean {mean:,.0f}", va="center", color=plot.MEASURED, fontsize=9)
     axis.set_xticks(range(len(arms)), list(arms))
-    axis.set_xlim(-0.6, len(arms) - 0.4)
+    axis.set_xlim(-0.6, len(arms) - 0.2)
     axis.set_ylim(bottom=0)
     tops = [max([*measured, computed or 0]) for computed, measured in arms.values()]
     if max(tops):

@@ -34,8 +34,7 @@ def draw(key: str, own: str, machines: Sequence[str]) -> str:
 
 
 def _rows(axis: Axes, names: Sequence[str], xlabel: str) -> None:
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(max(len(names), 1) - 0.4, -0.6)
+    plot.named_rows(axis, names)
     axis.set_xlabel(xlabel)
 
 
@@ -68,7 +67,9 @@ def _capacity(axis: Axes, own: str, machines: Sequence[str]) -> None:
             plot.dumbbell(axis, len(names), row["computed"], row["measured"], color=_colour(machine, own))
             server = parse_conditions(row["conditions"]).get("server", "").removesuffix("-first-start")
             names.append(f"{machine} {server}")
-    axis.margins(x=0.25)
+    axis.margins(x=0.4)
+    for line in axis.lines:
+        line.set_markersize(12 if line.get_marker() == "|" else 5)
     _rows(axis, names, "tokens")
 
 
@@ -165,13 +166,14 @@ def _chunk(axis: Axes, own: str, machines: Sequence[str]) -> None:
 def _graphs(axis: Axes, own: str, machines: Sequence[str]) -> None:
     names = []
     for row in [row for machine in machines for row in plot_start.gains(machine) if row["c"] == 1]:
-        y, gain = len(names), 100 * row["gain"]
-        axis.plot([0, gain], [y, y], color="#bbbbbb", lw=2)
+        y, ratio = len(names), 1 + row["gain"]
+        axis.plot([1, ratio], [y, y], color="#bbbbbb", lw=2)
         colour = _colour(row["machine"], own)
         face = "white" if row["machine"] == "article" else colour
-        axis.plot([gain], [y], plot.MARKERS.get(row["machine"], "o"), color=colour, mfc=face)
+        axis.plot([ratio], [y], plot.MARKERS.get(row["machine"], "o"), color=colour, mfc=face)
         names.append(f"{row['machine']} {row['model']}")
-    _rows(axis, names, "% more throughput, one client")
+    _rows(axis, names, "throughput ÷ eager, one client")
+    plot.plain_log_x(axis)
 
 
 def _service(axis: Axes, own: str, machines: Sequence[str]) -> None:

@@ -60,17 +60,22 @@ def gains(machine: str) -> list[dict[str, Any]]:
 
 
 def draw_gains(axis: Axes, machines: Sequence[str], *, own: str) -> None:
-    """Gains in percent, one row a machine, model and number of clients."""
+    """Throughput as a multiple of eager's on a logarithmic axis, the gain in words; a row a machine, model and load."""
     rows = [row for machine in machines for row in gains(machine)]
     for y, row in enumerate(rows):
         article = row["machine"] == "article"
         colour = plot.MEASURED if row["machine"] == own else plot.ARTICLE if article else plot.OTHER
-        axis.plot([0, row["gain"] * 100], [y, y], color="#bbbbbb", lw=2, zorder=2)
+        ratio, style = 1 + row["gain"], {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
+        axis.plot([1, ratio], [y, y], color="#bbbbbb", lw=2, zorder=2)
         marker = plot.MARKERS.get(row["machine"], "o")
-        axis.plot([row["gain"] * 100], [y], marker, mfc="white" if article else colour, color=colour)
-    axis.axvline(0, color=plot.COMPUTED, lw=1)
+        axis.plot([ratio], [y], marker, mfc="white" if article else colour, color=colour)
+        axis.annotate(f"{row['gain']:+.0%}", (ratio, y), **style)
     _rows(axis, [f"{row['machine']}, {row['model']}, c={row['c']}" for row in rows])
-    axis.set_xlabel("%")
+    axis.margins(x=0.3)
+    plot.plain_log_x(axis)
+    if rows:
+        axis.axvline(1, color=plot.COMPUTED, lw=1)
+    axis.set_xlabel("throughput ÷ eager's")
 
 
 def draw_ready(axis: Axes, machines: Sequence[str]) -> None:
@@ -116,5 +121,4 @@ def draw_capacity(axis: Axes, series: Mapping[str, Sequence[float]]) -> None:
 
 
 def _rows(axis: Axes, labels: list[str]) -> None:
-    axis.set_yticks(range(len(labels)), labels)
-    axis.set_ylim(max(len(labels), 1) - 0.4, -0.6)
+    plot.named_rows(axis, labels)
