@@ -16,7 +16,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from kvlab import files, progress, provenance, run, store, takeover
+from kvlab import files, kube_rules, l4, progress, provenance, router_packages, run, store, takeover
 from kvlab.errors import KvlabError
 
 DONE = "finished.json"  # in the build folder: section -> stamp of its last complete execution, by machine
@@ -129,7 +129,13 @@ def _out(build: Path, path: Path) -> Path:
 def _stamp(machine: str, path: Path, profile: str) -> str:
     section = store.machine_dir(machine) / path.stem[3:]
     runs = sorted(folder.parent.name for folder in section.glob("*/run.json"))
-    return hashlib.sha256(json.dumps([path.read_text(), profile, runs]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([path.read_text(), profile, runs, _helpers()]).encode()).hexdigest()
+
+
+def _helpers() -> list[str | None]:
+    """What a section measures only where it is there: whoever has installed one since then gets its cells measured."""
+    routers = [router_packages.version(product) for product in router_packages.PRODUCTS]
+    return [*routers, l4.find_nginx(), str(kube_rules.why_not() is None)]
 
 
 def _read(build: Path) -> dict[str, dict[str, str]]:

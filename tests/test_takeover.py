@@ -155,6 +155,16 @@ def test_what_a_report_has_measured_is_settled_and_its_second_time_taken_over(pr
     assert modes(project) == ["auto", "replay"]
 
 
+def test_whoever_installs_what_was_missing_gets_it_measured(project, monkeypatch):
+    """A section that left cells out for want of a router has finished all the same, until the router is there."""
+    path = logs_its_mode(project)
+    assert batch.unfinished([path], {"MACHINE": "m", "MODE": "auto"}, project / "build", "p") == [path]
+    run_all([path], project, "auto")
+    assert batch.unfinished([path], {"MACHINE": "m", "MODE": "auto"}, project / "build", "p") == []
+    monkeypatch.setattr(batch.router_packages, "version", lambda product: "9.9")
+    assert batch.unfinished([path], {"MACHINE": "m", "MODE": "auto"}, project / "build", "p") == [path]
+
+
 SETTLES = """
 from kvlab import claims, store
 import os
