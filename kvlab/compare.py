@@ -20,7 +20,7 @@ import pandas as pd
 from kvlab import claims, display, noise, store
 from kvlab.errors import ConfigError, StoreError
 
-MOVED, WITHIN, UNTOLD = "moved", "within noise", "cannot be told"
+MOVED, WITHIN, OTHERWISE, UNTOLD = "moved", "within noise", "computed differently", "cannot be told"
 COLUMNS = ("id", "unit", "a", "b", "change", "noise", "verdict", "why")
 FLOORS = ("throughput_tok_s", "ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p99_s", "itl_max_s")
 ENDINGS = {"_tok_s": "tok/s", "_per_s": "req/s", "_s": "s", "_bytes": "bytes", "_ratio": "ratio", "_usage": "ratio"}
@@ -145,7 +145,8 @@ def judge(a: claims.Claim, b: claims.Claim, floor: tuple[float, str] | None = No
     """
     difference = b.measured - a.measured
     if _exact(a) and _exact(b):
-        return (MOVED if difference else WITHIN), 0.0, "counted, not sampled: both sides match their formula exactly"
+        why = "counted, not sampled: both sides match their formula exactly"
+        return (OTHERWISE if difference else WITHIN), 0.0, why
     reasons = {}
     if (width := _joined_half_width(a, b)) is not None:
         reasons["the intervals"] = width
@@ -193,22 +194,23 @@ def _flat(values: dict[str, Any], start: str = "") -> Iterable[tuple[str, Any]]:
 
 def counts(compared: pd.DataFrame) -> dict[str, int]:
     """How many rows have each verdict."""
-    return {verdict: int((compared["verdict"] == verdict).sum()) for verdict in (MOVED, WITHIN, UNTOLD)}
+    return {verdict: int((compared["verdict"] == verdict).sum()) for verdict in (MOVED, WITHIN, OTHERWISE, UNTOLD)}
 
 
 def summary(a: Side, b: Side, compared: pd.DataFrame) -> str:
     """One sentence: of how many shared numbers how many moved."""
     n = counts(compared)
+    counted = f"{n[OTHERWISE]} were computed differently and met exactly, " if n[OTHERWISE] else ""
     return (
         f"a is {a.name}, b is {b.name}: {len(compared)} numbers measured on both sides; "
-        f"{n[MOVED]} moved beyond the noise, {n[WITHIN]} did not, {n[UNTOLD]} cannot be told."
+        f"{n[MOVED]} moved beyond the noise, {n[WITHIN]} did not, {counted}{n[UNTOLD]} cannot be told."
     )
 
 
 def exit_code(compared: pd.DataFrame) -> int:
     """0: nothing moved; 1: something moved beyond the noise; 3: nothing can be told. (2 is an error, as everywhere.)"""
     n = counts(compared)
-    return 1 if n[MOVED] else 0 if n[WITHIN] else 3
+    return 1 if n[MOVED] else 0 if n[WITHIN] or n[OTHERWISE] else 3
 
 
 def show(compared: pd.DataFrame) -> pd.DataFrame:
@@ -253,7 +255,8 @@ def text(a: Side, b: Side, compared: pd.DataFrame, *, everything: bool = False, 
     if len(shown):
         lines += ["", *_fitted(show(shown), width)]
     if hidden := len(compared) - len(shown):
-        lines += ["", f"{hidden} numbers that did not move or cannot be told are left out; --all adds them."]
+        others = f"{hidden} numbers that did not move, were computed differently or cannot be told"
+        lines += ["", f"{others} are left out; --all adds them."]
     return "\n".join(piece for line in lines for piece in _wrapped(line, width))
 
 

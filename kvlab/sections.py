@@ -14,7 +14,7 @@ from typing import NamedTuple
 import typer
 
 from kvlab import batch, measure, outcome, overview, parameters, profile, quiet, ready, run, store
-from kvlab.errors import ConfigError, NotebookError
+from kvlab.errors import ConfigError, EngineMissing, NotebookError
 from kvlab.files import check_writable, near
 from kvlab.invocation import as_typed
 
@@ -70,7 +70,7 @@ def execute(sections: list[str], asked: Asked, *, go_on: bool = False) -> Execut
             _refuse_empty(lab.machine)
         check_writable(store.root())  # claims are stated anew
     else:
-        ready.require(lab)
+        _require_engine(lab, machine)
     text = lab.profile.model_dump_json() + json.dumps({name: given[name] for name in sorted(set(given) - set(common))})
     todo = batch.unfinished(paths, given, BUILD, text)
     if todo:
@@ -202,6 +202,24 @@ def _name(path: Path) -> str:
     return path.stem[3:]
 
 
+def _require_engine(lab: measure.Lab, named: str) -> None:
+    """Raises what keeps a measurement from running; a named machine without runs may be a typing error."""
+    try:
+        ready.require(lab)
+    except EngineMissing as error:
+        if not named or any(store.machine_dir(named).glob("*/[!.]*/run.json")):
+            raise
+        raise ConfigError(
+            f"No machine {named} is stored, and nothing can be measured here: {error.what}",
+            f"a typing error, or it was never measured; stored machines: {_stored()}",
+            "show a stored one (--mode replay --machine NAME), or install vLLM to measure: make install",
+        ) from None
+
+
+def _stored() -> str:
+    return ", ".join(name for name in store.machines() if name != measure.PUBLISHED) or "none"
+
+
 def _everywhere(given: str, lab: measure.Lab) -> str:
     """The profile as it is found from the notebooks' folder too: its name, or the whole path of a file."""
     by_name = given == "auto" or given in profile.built_in()
@@ -218,9 +236,8 @@ def _own(param: Sequence[str], common: dict) -> dict:
 
 def _refuse_empty(machine: str) -> None:
     if not any(store.machine_dir(machine).glob("*/[!.]*/run.json")):
-        stored = ", ".join(name for name in store.machines() if name != measure.PUBLISHED) or "none"
         raise ConfigError(
             f"Nothing was measured on the machine {machine}: there is no run to replay under {store.root()}.",
-            f"a typing error, or it was never measured; stored machines: {stored}",
+            f"a typing error, or it was never measured; stored machines: {_stored()}",
             f"choose one (--machine, MACHINE= with make), or measure: kvlab measure kv_capacity --machine {machine}",
         )

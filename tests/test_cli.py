@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from kvlab import __version__, k8s_cli, processes, profile, router_cli
 from kvlab.cli import app
+from kvlab.errors import EngineMissing
 
 PARAMETERS = COMMON + "\nCLIENTS: list = []  # a list"
 
@@ -264,6 +265,20 @@ def test_a_replay_of_a_machine_without_runs_is_refused(project, words):
     assert "kvlab measure kv_capacity --machine mine" in error and not (project / "data").exists()
     for more in ([], ["--together"]):
         assert call("measure", "one", "--mode", "replay", "--machine", "mine", "--allow-empty", *more)[0] == 0
+
+
+def test_a_machine_that_is_not_stored_is_said_before_a_missing_engine(project, monkeypatch):
+    """Without vLLM a mistyped name is the likelier reason: one error names what is stored."""
+
+    def missing(config):
+        raise EngineMissing("This Python has no vLLM: python", "", "make install")
+
+    monkeypatch.setattr("kvlab.engine.check", missing)
+    monkeypatch.setattr("kvlab.store.machines", lambda: ["article", "cpu-tiny", "h200"])
+    code, _, error = call("report", "--machine", "nosuch")
+    assert code == 2 and "No machine nosuch is stored" in error and "stored machines: cpu-tiny, h200" in error
+    assert error.count("Next:") == 1 and not started(project)
+    assert "No machine" not in call("report")[2]
 
 
 def test_a_replay_that_is_taken_over_says_so(project, monkeypatch):

@@ -78,11 +78,14 @@ def test_single_measurements_without_noise_tell_nothing():
     assert verdicts("a", "a")[GAP] == "within noise"  # equal is equal
 
 
-def test_what_is_counted_moves_by_one():
-    """A number that matches its formula to the digit on both sides has no noise."""
+def test_a_count_that_both_sides_meet_exactly_was_computed_differently():
+    """A number that matches its formula to the digit on both sides has no noise: not the measurement moved."""
     machine("a", 100)
     machine("b", 100, blocks=214)
-    assert verdicts("a", "b")[CAPACITY] == "moved" and verdicts("a", "a")[CAPACITY] == "within noise"
+    assert verdicts("a", "b")[CAPACITY] == "computed differently" and verdicts("a", "a")[CAPACITY] == "within noise"
+    told = command("a", "b")
+    assert told.exit_code == 0 and "1 were computed differently and met exactly" in told.stdout
+    assert CAPACITY not in told.stdout and CAPACITY in command("a", "b", "--all").stdout
 
 
 def test_a_side_may_be_a_folder_with_claims(tmp_path):
@@ -90,7 +93,7 @@ def test_a_side_may_be_a_folder_with_claims(tmp_path):
     machine("b", 100, blocks=214)
     old = tmp_path / "old"
     (tmp_path / "data" / "b").rename(old)
-    assert verdicts("a", old)[CAPACITY] == "moved" == verdicts(old / "claims.csv", "a")[CAPACITY]
+    assert verdicts("a", old)[CAPACITY] == "computed differently" == verdicts(old / "claims.csv", "a")[CAPACITY]
 
 
 def run(name, throughput, seqs, *, machine="a"):
@@ -158,7 +161,7 @@ def test_a_file_gets_the_full_width_whatever_the_terminal_has(tmp_path):
     assert f"Written to {tmp_path / 'out.txt'}" in told.stdout
     said = (tmp_path / "out.txt").read_text()
     assert "against the intervals" in said and "--out" not in said
-    assert "1 numbers that did not move or cannot be told are left out; --all adds them." in said
+    assert "2 numbers that did not move, were computed differently or cannot be told are left out; --all" in said
     narrow = CliRunner().invoke(cli.app, ["compare", "a", "b"], env={"COLUMNS": "40"})
     assert max(map(len, narrow.stdout.splitlines())) <= 40
 
@@ -185,8 +188,8 @@ def command(*words):
 
 
 def test_the_exit_code_says_whether_something_moved():
-    machine("a", 100)
-    machine("b", 100, blocks=214)
+    machine("a", 100, ci=(99, 101))
+    machine("b", 150, ci=(149, 151))
     assert command("a", "a").exit_code == 0
     assert command("a", "b").exit_code == 1
     assert command("a", "nobody").exit_code == 2 and command("a", "b", "--format", "xml").exit_code == 2
@@ -196,9 +199,9 @@ def test_the_exit_code_says_whether_something_moved():
 
 
 def test_all_rows_are_shown_only_where_asked():
-    machine("a", 100)
-    machine("b", 300, blocks=214)
-    assert CAPACITY in command("a", "b").stdout and GAP not in command("a", "b").stdout
+    machine("a", 100, ci=(99, 101))
+    machine("b", 300, ci=(299, 301))
+    assert THROUGHPUT in command("a", "b").stdout and GAP not in command("a", "b").stdout
     assert GAP in command("a", "b", "--all").stdout
 
 
@@ -206,7 +209,7 @@ def test_json_and_csv_hold_every_row(tmp_path):
     machine("a", 100, ci=(99, 101))
     machine("b", 300, ci=(299, 301), blocks=214)
     said = json.loads(command("a", "b", "--format", "json").stdout)
-    assert said["counts"] == {"moved": 2, "within noise": 0, "cannot be told": 1}
+    assert said["counts"] == {"moved": 1, "within noise": 0, "computed differently": 1, "cannot be told": 1}
     assert {row["id"] for row in said["rows"]} == {THROUGHPUT, CAPACITY, GAP}
     assert next(row for row in said["rows"] if row["id"] == GAP)["noise"] is None
     assert command("a", "b", "--format", "csv", "--out", tmp_path / "out.csv").exit_code == 1
