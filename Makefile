@@ -55,7 +55,7 @@ bench-client: install-light ## the load generator against vllm bench, guidellm a
 wheels: ## _build/wheels: everything of the light install, for a room without network (make PYTHON=... for its Python)
 	$(PYTHON) tools/build_wheels.py
 
-lab: install ## open JupyterLab on the notebooks
+lab: install-light ## open JupyterLab on the notebooks; an engine that is installed stays, none is added (make install does)
 	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 install: install-light ## .venv with vLLM: the CUDA build where an NVIDIA GPU is visible, else the CPU build

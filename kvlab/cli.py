@@ -33,7 +33,7 @@ BaseUrl = Annotated[str, typer.Option(help="measure this existing server; its ke
 Kubernetes = Annotated[str, typer.Option(help="NAMESPACE/SERVICE: measure the ready pods behind it, through it")]
 InCluster = Annotated[str, typer.Option(help="image of kvlab: measure from inside that cluster, and fetch the results")]
 Mode = Annotated[str, typer.Option(help="auto: measure what is missing; measure: all again; replay: start nothing")]
-Param = Annotated[list[str], typer.Option("--param", "-p", help="a notebook parameter, such as CONCURRENCY=[1,8,32]")]
+Param = Annotated[list[str], typer.Option("--param", "-p", help="a notebook parameter, such as 'CONCURRENCY=[1,8,32]'")]
 AllowEmpty = Annotated[bool, typer.Option(help="with --mode replay: show a machine on which nothing was measured")]
 Execute = Annotated[bool, typer.Option(help="execute notebooks again of which nothing has changed")]
 BUILD = Path("_build")

@@ -13,7 +13,7 @@ from replays_for_tests import ROOT, Replay
 from typer.testing import CliRunner
 
 import kvlab
-from kvlab import claims, cli, profile, run
+from kvlab import beside, claims, cli, plot, profile, run
 
 CONDA_NAMES = {"prometheus-client": "prometheus_client", "matplotlib": "matplotlib-base"}
 # Committed machines whose claims must follow from their runs.
@@ -74,6 +74,35 @@ def test_make_help_lists_what_is_documented():
     assert {"report", "measure", "replay", "test", "lab", "help"} <= documented
     for option in ("PROFILE", "MACHINE", "ENGINE", "PYTHON"):
         assert f"{option}=" in told
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_notebooks_open_without_an_engine():
+    """`make lab` installs no vLLM: a replay needs none."""
+    told = subprocess.run(["make", "-C", str(ROOT), "-n", "lab"], capture_output=True, text=True, check=True).stdout
+    assert "jupyter lab notebooks" in told and "install_engine" not in told
+
+
+def test_what_is_to_be_typed_works_in_every_shell():
+    """zsh takes brackets that are not quoted for a pattern; the folder of the workshop holds both of its parts."""
+    readme = (ROOT / "README.md").read_text()
+    assert "--param 'CONCURRENCY=[1,8,32]'" in readme and not re.search(r"(?:--param|-p) \w+=\[", readme)
+    setup = (ROOT / "notebooks" / "workshop" / "SETUP.md").read_text()
+    assert "cp -r <the folder>/kvlab <the folder>/wheels . && cd kvlab" in setup and '"$PWD/../wheels"' in setup
+
+
+def test_the_caption_of_the_first_picture_says_what_is_seen():
+    """It says of h200 that the time to the first token falls just beyond the pool, and of no other machine."""
+    readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
+    assert "on `h200` it falls just beyond 1" in readme and "as on the others" in readme
+    where, falls = {"in": 512, "out": 128}, []
+    for machine in ("article", "cpu-tiny", "h200"):
+        fit = beside.value(machine, "load", "requests_that_fit_low", "computed", **where)
+        fit = fit or beside.article_fit(machine, **where)
+        points = beside.points(machine, "load", "ttft_p50_s", "c", **where).dropna(subset="measured")
+        if plot.falls_beyond(points["x"] / fit, points["measured"]):
+            falls.append(machine)
+    assert falls == ["h200"]
 
 
 def test_the_readme_names_commands_that_exist():

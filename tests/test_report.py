@@ -245,3 +245,9 @@ def test_each_figure_names_its_runs(tmp_path):
     assert "Runs behind it: 2" in text and "c1-r0-abc, c2-r0-def" in text
     file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": []}))
     assert "No run of mine is behind it" in built(tmp_path)
+
+
+def test_a_formula_that_goes_on_beyond_the_screen_shows_it():
+    """A phone hides scrollbars: a shadow at the edge (`scroll`) that the text's end covers (`local`)."""
+    (rule,) = re.findall(r"^pre \{([^}]*)\}", report.style(), re.M)
+    assert rule.count(" local") == 2 == rule.count(" scroll,") and "scrollbar-width" in rule
