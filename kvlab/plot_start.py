@@ -71,7 +71,9 @@ def draw_gains(axis: Axes, machines: Sequence[str], *, own: str) -> None:
         axis.plot([ratio], [y], marker, mfc="white" if article else colour, color=colour)
         axis.annotate(f"{row['gain']:+.0%}", (ratio, y), **style)
     _rows(axis, [f"{row['machine']}, {row['model']}, c={row['c']}" for row in rows])
-    axis.margins(x=0.3)
+    if rows:
+        ratios = [1.0, *(1 + row["gain"] for row in rows)]
+        axis.set_xlim(0.85 * min(ratios), 2.4 * max(ratios))  # room for the words on the right
     plot.plain_log_x(axis)
     if rows:
         axis.axvline(1, color=plot.COMPUTED, lw=1)

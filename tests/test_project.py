@@ -94,7 +94,7 @@ def test_what_is_to_be_typed_works_in_every_shell():
 def test_the_caption_of_the_first_picture_says_what_is_seen():
     """It says of h200 that the time to the first token falls just beyond the pool, and of no other machine."""
     readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
-    assert "on `h200` it falls just beyond 1" in readme and "as on the others" in readme
+    assert "on `h200` it falls just beyond that point" in readme and "as on the others" in readme
     where, falls = {"in": 512, "out": 128}, []
     for machine in ("article", "cpu-tiny", "h200"):
         fit = beside.value(machine, "load", "requests_that_fit_low", "computed", **where)
