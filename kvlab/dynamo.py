@@ -33,6 +33,7 @@ OLDER = {"1.4.2": {"DYN_TCP_RESPONSE_STREAM_HOST": "lo"}}
 PLANES = {"DYN_DISCOVERY_BACKEND": "file", "DYN_EVENT_PLANE": "zmq", "DYN_REQUEST_PLANE": "tcp"}
 SAME_NAMES = {"PYTHONHASHSEED": "0"}  # as Dynamo's own start sets it: else each engine names equal blocks differently
 POLL_S, READY_S = 0.25, 900.0  # as a fleet's: a cold start on a slow machine compiles for minutes
+REFUSED_S = 60.0  # its workers are up by then: a frontend that still refuses their model goes on doing so
 
 
 def is_kind(service: str) -> bool:
@@ -109,12 +110,22 @@ class DynamoDeployment:
             for program in programs:
                 if not program.running:
                     raise self._died(program, "while it started")
-            if time.monotonic() - self._began > READY_S:
+            waited_s = time.monotonic() - self._began
+            if waited_s > REFUSED_S and (why := self._refusal()):
+                raise ServerError(
+                    f"Dynamo's frontend does not take the model: {why}",
+                    "a file of the model's folder lacks what this release of Dynamo asks for",
+                    f"read its logs: {self._log_dir}",
+                )
+            if waited_s > READY_S:
                 raise ServerError(
                     f"Dynamo was not ready after {READY_S:g} s",
                     next_step=f"read its logs: {self._log_dir}",
                 )
             time.sleep(POLL_S)
+
+    def _refusal(self) -> str | None:
+        return router_checks.dynamo_refusal(self._frontend.log_text()) if self._frontend else None
 
     def serves(self, cell: Cell) -> bool:
         """Whether these workers are what the cell asks for: Dynamo routes to all of them."""

@@ -85,6 +85,10 @@ def _load_arguments(config: ServerConfig, folder: Path, name: str) -> tuple[str,
     )
 
 
+# Nothing here chats, but Dynamo's frontend refuses a model that brings no template.
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
 def _geometry_folder(name: str) -> Path:
     """A model folder in the cache; its name holds a hash of the content, so that a changed geometry is a new folder."""
     from kvlab import geometry
@@ -93,7 +97,9 @@ def _geometry_folder(name: str) -> Path:
     files = {
         "config.json": json.dumps(model_config, indent=1, sort_keys=True),
         "tokenizer.json": json.dumps(word_tokenizer(vocab_size(model_config))),
-        "tokenizer_config.json": json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": None}),
+        "tokenizer_config.json": json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": None, "chat_template": CHAT_TEMPLATE}
+        ),
     }
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]
     safe = re.sub(r"[^\w.-]+", "_", name)

@@ -19,6 +19,7 @@ SHARE = 0.9  # of the requests, that must have been placed as the mode says
 HEARD = 0.5  # of the cached tokens that engines found, that a router with their events expected; it knows nearly all
 HASH_KEY = re.compile(r"Extracted hash key: ([\w-]+:[\w-]+|\S+)")
 COMPLETIONS = "/v1/completions"
+REFUSAL = re.compile(r'Error adding model from discovery.* error="([^"]+)"')
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,11 @@ def dynamo_fallbacks(counts: dict[str, int], hit_tokens: float) -> list[str]:
     if counts["mismatched"]:
         problems.append(f"{counts['mismatched']} workers publish events that the router cannot match")
     return problems
+
+
+def dynamo_refusal(log: str) -> str | None:
+    """Why Dynamo's frontend does not take the model that its workers offer, by its log's last word on it."""
+    return next((found[1] for line in reversed(plain(log).splitlines()) if (found := REFUSAL.search(line))), None)
 
 
 def death(log: str) -> str | None:

@@ -97,6 +97,7 @@ def test_a_geometry_becomes_a_folder_with_its_whole_vocabulary(monkeypatch, cach
     assert extra == ("--load-format", "dummy")
     assert json.loads((Path(path) / "config.json").read_text())["asked"] == "Some Model/8B"
     assert safe_token_ids(path) == (0, 50)
+    assert "messages" in json.loads((Path(path) / "tokenizer_config.json").read_text())["chat_template"]  # for Dynamo
     config["vocab_size"] = 60
     assert resolve("geometry:Some Model/8B")[0] != path  # a changed geometry is another folder
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -244,6 +245,19 @@ def test_an_older_dynamo_is_told_the_interface_and_not_the_address(monkeypatch, 
     dynamo.DynamoDeployment(CPU, 1, tmp_path).start()
     assert launched[0]._env["DYN_TCP_RESPONSE_STREAM_HOST"] == host
     assert launched[0]._env["PYTHONHASHSEED"] == "0"  # engines that share a prefix name its blocks alike
+
+
+def test_a_frontend_that_refuses_the_model_is_told_instead_of_waited_for(monkeypatch, tmp_path):
+    said = 'Error adding model from discovery model_name="kvlab" error="chat_template field is required"'
+    monkeypatch.setattr(dynamo, "REFUSED_S", 0.0)
+    monkeypatch.setattr(dynamo, "READY_S", 2.0)
+    there = dynamo.DynamoDeployment(CPU, 1, tmp_path)
+    there._frontend, there._began = SimpleNamespace(running=True, log_text=lambda: f"ERROR {said}\n"), time.monotonic()
+    with pytest.raises(ServerError, match=r"does not take the model: chat_template field is required"):
+        there._wait([there._frontend], lambda: False)
+    there._frontend.log_text = lambda: "INFO all is well"
+    with pytest.raises(ServerError, match="not ready after 2 s"):
+        there._wait([there._frontend], lambda: False)
 
 
 def test_workers_of_dynamo_that_would_take_a_whole_gpu_do_not_share_one(monkeypatch, tmp_path, launched):
