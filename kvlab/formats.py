@@ -184,7 +184,8 @@ def draw_turns(
         axis.plot(each, [y + 0.17] * len(each), "o", ms=3.5, color=color, alpha=0.7, label=label("one turn"))
         mean = across(results, quantity)
         if mean.low is not None:
-            axis.plot([1e3 * mean.low, 1e3 * mean.high], [y, y], color=color, lw=5, alpha=0.5, solid_capstyle="butt")
+            style = {"lw": 5, "alpha": 0.5, "solid_capstyle": "butt", "label": label("95 % interval")}
+            axis.plot([1e3 * mean.low, 1e3 * mean.high], [y, y], color=color, **style)
 
 
 def say_change(axis: Axes, c: Claim) -> None:
