@@ -194,7 +194,9 @@ def say_change(axis: Axes, c: Claim) -> None:
         return
     known = c.ci_low is not None and c.ci_high is not None
     interval = f"95 %: {c.ci_low:+.1%} to {c.ci_high:+.1%}" if known else c.reason or "no interval"
-    axis.text(0.03, 0.36, f"fp8 against base: {c.measured:+.1%}\n({interval})", transform=axis.transAxes, va="top")
+    said = f"fp8 against base: {c.measured:+.1%}\n({interval})"
+    clear = {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1}  # turns far apart may run through it
+    axis.text(0.03, 0.36, said, transform=axis.transAxes, va="top", bbox=clear, zorder=6)
 
 
 def rows(own: str, stated: Sequence[Claim]) -> list[Row]:

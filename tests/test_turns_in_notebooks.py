@@ -94,7 +94,7 @@ def test_long_inputs_of_both_kv_formats_take_turns(run):  # pitfall 16
     assert ratio.measured == pytest.approx(2) and ratio.ci_low == pytest.approx(2)  # each pair alike, the turns are not
     assert all(c.ci_low < c.measured < c.ci_high < 1 for c in across)  # of the turns, not of the requests of one
     assert not any(c.reason for c in [*across, ratio])
-    assert "one turn" in [text.get_text() for text in done.left.get_legend().get_texts()]
+    assert "one turn" in done.left.get_legend_handles_labels()[1]
     assert "95 %" in done.right.texts[0].get_text()
 
 
@@ -107,7 +107,7 @@ def test_one_turn_of_long_inputs_stays_measured_and_says_so(run):
     assert len(ratio.runs) == 2
     assert {c.reason for c in stated("queue_mean_s", input="long")} == {"one value (needs 2)"}
     assert {(c.ci_low, c.ci_high) for c in stated("ttft_p50_s", input="long")} == {(0.01, 9.0)}  # of the run's requests
-    assert "one turn" not in [text.get_text() for text in done.left.get_legend().get_texts()]
+    assert "one turn" not in done.left.get_legend_handles_labels()[1]
     assert "one value" in done.right.texts[0].get_text()
 
 
