@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from kvlab import beside, claims, perplexity, plot, store
 from kvlab.claims import Claim
 from kvlab.profile import KvFormat
-from kvlab.results import Result
+from kvlab.results import Result, across
 from kvlab.stats import Estimate
 
 SECTION = "fp8_kv"
@@ -156,14 +156,47 @@ def capacity_ratio(machine: str) -> float | None:
     return next(filter(None, found), None)
 
 
-def draw_pair(axis: Axes, y: float, base_s: float, fp8_s: float) -> None:
-    """One machine's times with the base cache and with fp8 in one row, with their ratio."""
+def draw_pair(axis: Axes, y: float, base_s: float, fp8_s: float, ratio: float | None = None) -> None:
+    """One machine's times with the base cache and with fp8 in one row, with their ratio, or the one that is stated."""
     first = y == 0
     axis.plot([fp8_s * 1e3, base_s * 1e3], [y, y], color="#bbbbbb", lw=2, zorder=2)
     axis.plot([base_s * 1e3], [y], "o", color=plot.MISS, zorder=3, label="base" if first else None)
     axis.plot([fp8_s * 1e3], [y], "o", color=plot.HIT, zorder=3, label=FP8 if first else None)
     middle = (base_s * fp8_s) ** 0.5 * 1e3
-    axis.annotate(f"{base_s / fp8_s:.1f}×", (middle, y), xytext=(0, 6), textcoords="offset points", ha="center")
+    said = f"{ratio or base_s / fp8_s:.1f}×"
+    axis.annotate(said, (middle, y), xytext=(0, 6), textcoords="offset points", ha="center")
+
+
+def draw_turns(
+    axis: Axes, y: float, arms: Sequence[Sequence[Result]], quantity: str, computed_s: Sequence[float | None]
+) -> None:
+    """Base and fp8 of one machine: computed as bars, each turn as a small point, and the intervals of their means (s).
+
+    One turn has nothing to add to its own point.
+    """
+    for results, value_s, color in zip(arms, computed_s, (plot.MISS, plot.HIT), strict=True):
+        label = (lambda text: text) if color == plot.MISS else (lambda text: None)
+        if value_s:
+            axis.plot([1e3 * value_s], [y], "|", ms=22, mew=2, color=plot.COMPUTED, label=label("computed"))
+        each = [1e3 * value for r in results if (value := r.value(quantity)) is not None]
+        if len(each) < 2:
+            continue
+        axis.plot(each, [y + 0.17] * len(each), "o", ms=3.5, color=color, alpha=0.7, label=label("one turn"))
+        mean = across(results, quantity)
+        if mean.low is not None:
+            style = {"lw": 5, "alpha": 0.5, "solid_capstyle": "butt", "label": label("95 % interval")}
+            axis.plot([1e3 * mean.low, 1e3 * mean.high], [y, y], color=color, **style)
+
+
+def say_change(axis: Axes, c: Claim) -> None:
+    """Writes a relative change into the picture of its turns: its mean and interval, or why there is none."""
+    if c.measured is None:
+        return
+    known = c.ci_low is not None and c.ci_high is not None
+    interval = f"95 %: {c.ci_low:+.1%} to {c.ci_high:+.1%}" if known else c.reason or "no interval"
+    said = f"fp8 against base: {c.measured:+.1%}\n({interval})"
+    clear = {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1}  # turns far apart may run through it
+    axis.text(0.03, 0.36, said, transform=axis.transAxes, va="top", bbox=clear, zorder=6)
 
 
 def rows(own: str, stated: Sequence[Claim]) -> list[Row]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import matplotlib as mpl
+import matplotlib.transforms
 from matplotlib.axes import Axes
 
 from kvlab import plot
@@ -22,6 +24,16 @@ def effect_row(axis: Axes, y: float, each: Sequence[float], c: Claim, published:
         axis.plot([100 * c.measured], [y], "o", color=plot.MEASURED, zorder=4, label=label("mean, 95 % interval"))
     if published is not None:
         plot.article_points(axis, [100 * published], [y], label=label("article"))
+
+
+def repeat_points(axis: Axes, by_x: Mapping[float, Sequence[float | None]]) -> None:
+    """Each repeat as a small point just right of its x, where the mean with its interval stands; a single one is it."""
+    beside = mpl.transforms.offset_copy(axis.transData, axis.figure, x=7, units="points")
+    known = {x: [value for value in values if value is not None] for x, values in by_x.items()}
+    pairs = [(x, value) for x, values in known.items() if len(values) > 1 for value in values]
+    if pairs:
+        style = {"ms": 3.5, "color": plot.OTHER, "zorder": 3, "label": "one repeat"}
+        axis.plot([x for x, _ in pairs], [y for _, y in pairs], "o", transform=beside, **style)
 
 
 def effect_axis(axis: Axes, names: Sequence[str], what: str) -> None:

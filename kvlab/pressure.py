@@ -105,12 +105,6 @@ def mean_of(values: Iterable[Any]) -> stats.Estimate | None:
     return stats.mean_interval(found) if found else None
 
 
-def plus_one(change: stats.Estimate) -> stats.Estimate:
-    """A relative difference as a ratio."""
-    ends = [None if end is None else end + 1 for end in (change.value, change.low, change.high)]
-    return stats.Estimate(*ends, change.n, change.note)
-
-
 def spent(runs: Iterable[results.Result], paused: Callable[[results.Result], float | None]) -> dict[str, float | None]:
     """Mean seconds of a request: waiting in the engine, paused after a preemption, and the rest, served."""
     runs = list(runs)

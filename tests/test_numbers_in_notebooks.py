@@ -43,7 +43,6 @@ LISTED = {
     "two requests": "the pair that fills the pool",
     "half of the pool": "the pair that fills the pool",
     "computed twice": "computed again",
-    "all of it twice": "the formats are measured again",
     "prompts of four lengths": "the cell below",
     "prefixes of two lengths": "the cell below",
     "imports twice": "the server and its engine each import",

@@ -11,7 +11,6 @@ from kvlab.errors import ConfigError
 from kvlab.pauses import Pause
 from kvlab.predict import PrefillModel
 from kvlab.results import Result
-from kvlab.stats import Estimate
 
 
 class Run:
@@ -77,10 +76,6 @@ def test_time_is_split_without_a_rest():
     parts = pressure.spent([pair()], lambda run: 0.1)
     assert parts == pytest.approx({"engine queue": 0.05, "preempted": 0.1, "served": 0.55})
     assert pressure.spent([pair()], lambda run: None) == {}
-
-
-def test_a_difference_becomes_a_ratio():
-    assert pressure.plus_one(Estimate(0.8, 0.7, None, 3)) == Estimate(1.8, 1.7, None, 3)
 
 
 def resume_claims(on, off):
