@@ -59,6 +59,15 @@ def gains(machine: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["model"], row["c"]))
 
 
+def foretold(machine: str) -> list[tuple[float, dict[str, str]]]:
+    """(computed gain, conditions) of each gain that a machine's claims foretell."""
+    table = claims.read(store.machine_dir(machine))
+    table = table[(table["section"] == "cuda_graphs") & (table["quantity"] == "gain_throughput")]
+    table = table.dropna(subset=["computed", "measured"])
+    pairs = zip(table["computed"], table["conditions"], strict=True)
+    return [(float(computed), claims.parse_conditions(text)) for computed, text in pairs]
+
+
 def draw_gains(axis: Axes, machines: Sequence[str], *, own: str) -> None:
     """Throughput as a multiple of eager's on a logarithmic axis, the gain in words; a row a machine, model and load."""
     rows = [row for machine in machines for row in gains(machine)]
