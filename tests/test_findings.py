@@ -99,7 +99,9 @@ def test_the_first_screen_shows_every_finding_with_its_picture_and_the_readers_o
         "chunked_prefill", "itl_max_s", {"chunk": 2048, "in": 3500}, computed=0.4, measured=0.5, unit="s"
     )
     claims.write_section(store.machine_dir("mine"), "chunked_prefill", [own])
-    gain = claims.claim("cuda_graphs", "gain_throughput", {"model": "tiny", "c": 32}, computed=0.4, measured=0.5, unit="ratio")
+    gain = claims.claim(
+        "cuda_graphs", "gain_throughput", {"model": "tiny", "c": 32}, computed=0.4, measured=0.5, unit="ratio"
+    )
     claims.write_section(store.machine_dir("mine"), "cuda_graphs", [gain])
     page = report.build("mine", tmp_path / "report.html", timings={}, failures={}, pictures=DRAWN).read_text()
     tiles = re.findall(r'<li class="tile">.*?</li>', page, re.S)
@@ -114,4 +116,3 @@ def test_the_first_screen_shows_every_finding_with_its_picture_and_the_readers_o
     assert "40 %" in graphs and '<span class="measured">50 %</span> (+25.0%)' in graphs
     bare = next(tile for tile in tiles if "#finding-load" in tile)
     assert "not measured" in bare
-
