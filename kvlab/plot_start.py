@@ -39,7 +39,7 @@ def stated_bars(machine: str) -> list[tuple[str, dict[str, float]]]:
     names = {name.replace(" ", "-"): name for name in GROUPS}
     for found in stated(machine, "startup", "phase_s"):
         start = f" {found['start']}" if "start" in found else ""
-        bar = bars.setdefault(f"{machine}\n{found['server']}, {found['caches']}{start}", {})
+        bar = bars.setdefault(f"{machine} {found['server']}, {found['caches']}{start}", {})
         bar[names[found["phase"]]] = found["value"]
     return list(bars.items())
 
