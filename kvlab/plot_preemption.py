@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 
 from kvlab import beside, plot, store
@@ -32,6 +33,29 @@ def load_over_time(axes: Sequence[Axes], run: store.Run | None, computed: dict[s
                 axis.plot(t, values, "o", ms=2.6, color=color, label=label)
         axis.set_ylim(bottom=0)
         say_empty(axis)
+
+
+def counted_points(axis: Axes, rates: pd.DataFrame, machine: str, *, own: str) -> None:
+    """Computed and measured evictions of a machine's loads; the label says how many of them evict nobody."""
+    if not len(rates):
+        return
+    none = int((rates == 0).all(axis=1).sum())
+    said = f"{machine}, {len(rates)} loads" + (f" ({none} without eviction)" if none else "")
+    line = plot.machine_points(axis, rates["computed"], rates["measured"], machine, own=own)[0]
+    line.set(linestyle="", markersize=8, label=said, clip_on=False)
+
+
+def counted_line(axis: Axes) -> None:
+    """The line on which the count was exact, axes and legend; without points "not measured"."""
+    highest = max((max(*line.get_xdata(), *line.get_ydata()) for line in axis.lines), default=0.0)
+    if axis.lines:
+        top = 1.1 * max(highest, 1.0)
+        axis.plot([0, top], [0, top], "--", color=plot.LIMIT, lw=1.8, zorder=1, label="measured as computed")
+        axis.set(xlim=(0, top), ylim=(0, top))
+        axis.legend(loc="upper left", bbox_to_anchor=(1.02, 1))
+    say_empty(axis)
+    axis.set_xlabel("computed: blocks counted")
+    axis.set_ylabel("measured")
 
 
 def say_empty(axis: Axes) -> None:

@@ -164,15 +164,21 @@ def _chunk(axis: Axes, own: str, machines: Sequence[str]) -> None:
 
 
 def _graphs(axis: Axes, own: str, machines: Sequence[str]) -> None:
-    names = []
-    for row in [row for machine in machines for row in plot_start.gains(machine) if row["c"] == 1]:
-        y, ratio = len(names), 1 + row["gain"]
-        axis.plot([1, ratio], [y, y], color="#bbbbbb", lw=2)
-        colour = _colour(row["machine"], own)
-        face = "white" if row["machine"] == "article" else colour
-        axis.plot([ratio], [y], plot.MARKERS.get(row["machine"], "o"), color=colour, mfc=face)
-        names.append(f"{row['machine']} {row['model']}")
-    _rows(axis, names, "throughput ÷ eager, one client")
+    rows: dict[str, dict[int, float]] = {}
+    for found in [found for machine in machines for found in plot_start.gains(machine)]:
+        rows.setdefault(f"{found['machine']} {found['model']}", {})[found["c"]] = 1 + found["gain"]
+    counts = sorted({c for row in rows.values() for c in row})
+    for c, colour, marker in zip((counts[:1] + counts[1:][-1:]), (plot.MEASURED, plot.HIT), "os", strict=False):
+        points = [(row[c], y) for y, row in enumerate(rows.values()) if c in row]
+        axis.plot(*zip(*points, strict=True), marker, ls="", color=colour, ms=5, label=f"{c} client{'s' * (c > 1)}")
+    computed = [(1 + g, f"{machine} {at['model']}") for machine in machines for g, at in plot_start.foretold(machine)]
+    marks = [(ratio, list(rows).index(name)) for ratio, name in computed if name in rows]
+    if marks:
+        axis.plot(*zip(*marks, strict=True), "|", ls="", ms=11, mew=2, color=plot.COMPUTED, label="computed")
+    if rows:
+        axis.axvline(1, color=plot.LIMIT, lw=1.5, zorder=0)
+        axis.figure.legend(loc="outside upper center", ncols=3, columnspacing=1, handletextpad=0.2)
+    _rows(axis, list(rows), "throughput ÷ eager's")
     plot.plain_log_x(axis)
 
 

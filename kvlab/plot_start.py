@@ -39,14 +39,18 @@ def stated_bars(machine: str) -> list[tuple[str, dict[str, float]]]:
     names = {name.replace(" ", "-"): name for name in GROUPS}
     for found in stated(machine, "startup", "phase_s"):
         start = f" {found['start']}" if "start" in found else ""
-        bar = bars.setdefault(f"{machine}\n{found['server']}, {found['caches']}{start}", {})
+        bar = bars.setdefault(f"{machine} {found['server']}, {found['caches']}{start}", {})
         bar[names[found["phase"]]] = found["value"]
     return list(bars.items())
 
 
 def gains(machine: str) -> list[dict[str, Any]]:
-    """machine, model, c and gain (on / off - 1) from a machine's throughput with and without graphs or compilation."""
+    """machine, model, c and gain (on / off - 1) of throughput by graphs or compilation.
+
+    The claim of the gain, which pairs the runs; where there is none, from the throughput of both arms.
+    """
     found = pd.DataFrame(stated(machine, "cuda_graphs", "throughput_tok_s"))
+    said = {(g["model"], int(g["c"])): g["value"] for g in stated(machine, "cuda_graphs", "gain_throughput")}
     rows = []
     for switch in ("graphs", "compile"):
         if switch not in found:
@@ -56,7 +60,17 @@ def gains(machine: str) -> list[dict[str, Any]]:
             table = table.dropna(subset=["on", "off"])
             table = table.assign(machine=machine, c=table["c"].astype(int), gain=table["on"] / table["off"] - 1)
             rows += table[["machine", "model", "c", "gain"]].to_dict("records")
+    rows = [row | {"gain": said.get((row["model"], row["c"]), row["gain"])} for row in rows]
     return sorted(rows, key=lambda row: (row["model"], row["c"]))
+
+
+def foretold(machine: str) -> list[tuple[float, dict[str, str]]]:
+    """(computed gain, conditions) of each gain that a machine's claims foretell."""
+    table = claims.read(store.machine_dir(machine))
+    table = table[(table["section"] == "cuda_graphs") & (table["quantity"] == "gain_throughput")]
+    table = table.dropna(subset=["computed", "measured"])
+    pairs = zip(table["computed"], table["conditions"], strict=True)
+    return [(float(computed), claims.parse_conditions(text)) for computed, text in pairs]
 
 
 def draw_gains(axis: Axes, machines: Sequence[str], *, own: str) -> None:

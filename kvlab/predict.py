@@ -15,6 +15,8 @@ from scipy import optimize
 from kvlab.errors import ConfigError, FormulaDoesNotApply
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvlab.geometry import Geometry
 
 # Bytes of one KV element by vLLM's --kv-cache-dtype; "auto" is the geometry's own dtype_bytes.
@@ -170,6 +172,11 @@ def requests_that_fit(blocks: int, input_tokens: int, output_tokens: int, block_
     )
 
 
+def prompts_that_fit(blocks: int, input_tokens: int, block_size: int) -> int:
+    """Requests that may run before any of them grows: one is admitted with the blocks of its prompt alone."""
+    return usable_blocks(blocks) // math.ceil(input_tokens / block_size)
+
+
 def cached_tokens(shared_tokens: int, prompt_tokens: int, block_size: int) -> int:
     """Prompt tokens taken from the prefix cache when the first `shared_tokens` of the prompt are cached.
 
@@ -223,6 +230,18 @@ def eager_step_s(fast_step_s: float, overhead_s: float, *, asynchronous: bool) -
 def step_overhead_s(fast_step_s: float, eager_step_s: float, *, asynchronous: bool) -> float:
     """The overhead in `eager_step_s` of one model: on a GPU at most the eager step, on a CPU the difference."""
     return eager_step_s if asynchronous else max(0.0, eager_step_s - fast_step_s)
+
+
+def doubled_beyond(clients: Iterable[int], limit: float) -> tuple[int, int] | None:
+    """Two numbers of clients from the limit on, the second twice the first or as little more as there is; or null."""
+    beyond = [c for c in clients if c >= limit]
+    pairs = [(many / few, few, many) for few in beyond for many in beyond if many >= 2 * few]
+    return min(pairs)[1:] if pairs else None
+
+
+def gain_of_shorter_step(fast_step_s: float, eager_step_s: float, fast_tok_s: float, clients: int) -> float:
+    """Throughput gained over eager by a shorter step: whatever else a token takes (clients / throughput) stays."""
+    return (eager_step_s - fast_step_s) * fast_tok_s / clients
 
 
 class PrefillModel(NamedTuple):

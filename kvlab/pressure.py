@@ -121,29 +121,6 @@ def spent(runs: Iterable[results.Result], paused: Callable[[results.Result], flo
     }
 
 
-def rates(machine: str) -> pd.DataFrame:
-    """x (clients / requests that fit to their end), per_100 (measured preemptions per 100 requests) of a machine."""
-    found = beside.points(machine, "preemption", "preemptions", "c").dropna(subset="measured")
-    rows = []
-    for row in found.to_dict("records"):
-        stated = parse_conditions(row["conditions"])
-        fit = _fit(machine, stated)
-        requests = float(stated.get("requests", "nan"))
-        per_100 = 0.0 if row["measured"] == 0 else 100 * row["measured"] / requests
-        if fit and "caching" not in stated and per_100 == per_100:
-            rows.append({"x": row["x"] / fit, "per_100": per_100})
-    return pd.DataFrame(rows, columns=["x", "per_100"])
-
-
-def _fit(machine: str, stated: dict[str, str]) -> float | None:
-    shape = {"in": stated.get("in", ""), "out": stated.get("out", "128")}  # 128 where the article is silent
-    fit = beside.value(machine, "preemption", "requests_that_fit_low", "computed", **shape)
-    if fit is not None or machine != "article":
-        return fit
-    capacity = beside.value("article", "kv_capacity", "capacity_tokens")
-    return None if capacity is None else capacity / (int(shape["in"]) + int(shape["out"]))
-
-
 def counted(machine: str) -> pd.DataFrame:
     """computed, measured: preemptions per 100 requests of each load of a machine that states both."""
     found = beside.points(machine, "preemption", "preemptions", "c").dropna(subset=["computed", "measured"])
@@ -153,6 +130,19 @@ def counted(machine: str) -> pd.DataFrame:
         if "requests" in stated and "caching" not in stated:
             rows.append({name: 100 * row[name] / int(stated["requests"]) for name in ("computed", "measured")})
     return pd.DataFrame(rows, columns=["computed", "measured"])
+
+
+def published(own: str) -> pd.DataFrame:
+    """The same of the article's loads, as `own` has computed them for the smallest pool that the article names."""
+    found = beside.points(own, "preemption", "article_preemptions", "capacity").dropna(subset="computed")
+    rows = []
+    for row in found[found["x"] == found["x"].min()].to_dict("records"):
+        stated = parse_conditions(row["conditions"])
+        count = beside.value("article", "preemption", "preemptions", c=stated["c"], **{"in": stated["in"]})
+        if count is not None:
+            rows.append({"computed": row["computed"], "measured": count, "requests": int(stated["requests"])})
+    table = pd.DataFrame(rows, columns=["computed", "measured", "requests"])
+    return 100 * table[["computed", "measured"]].div(table["requests"], axis=0)
 
 
 # -- sentences ----------------------------------------------------------------------------------------------------

@@ -191,13 +191,17 @@ CELLS = f"[...{CURRENT}.content.model.cells].filter(c => c.type === 'code').map(
 
 
 @contextlib.asynccontextmanager
-async def notebook(devtools: str, lab: str, name: str):
-    """A tab with a notebook, its kernel ready."""
+async def notebook(devtools: str, lab: str, name: str, *, kernel: bool = True):
+    """A tab with a notebook, its kernel ready or, where nothing is to be run, not waited for; it ends with the tab."""
     async with page(devtools, f"{lab}/lab/tree/{name}?token={TOKEN}&reset") as tab:
         ready = f"{CURRENT}?.context?.isReady && {CURRENT}.context.path.endsWith({Path(name).name!r})"
         await tab.until(f"!!({ready})", f"{name} opens")
-        await tab.until(f"{CURRENT}.sessionContext.session?.kernel?.status === 'idle'", f"the kernel of {name} starts")
+        if kernel:
+            await tab.until(
+                f"{CURRENT}.sessionContext.session?.kernel?.status === 'idle'", f"the kernel of {name} starts"
+            )
         yield tab
+        await tab.js(f"{CURRENT}.sessionContext.shutdown()")
 
 
 async def run_all(tab: Page, name: str, seconds: float = 300) -> list[dict]:

@@ -10,7 +10,9 @@ import shutil
 from pathlib import Path
 
 import browser_for_tests as web
+import nbformat
 import pytest
+from browser_for_tests import CURRENT
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(str(path.relative_to(ROOT / "notebooks")) for path in (ROOT / "notebooks").rglob("*.ipynb"))
@@ -61,8 +63,6 @@ async def _exercise(devtools, lab):
 
 async def _slider(devtools, lab, folder):
     """One board is enough here: the cells of the others are left out of the copy."""
-    import nbformat
-
     path = folder / "notebooks" / "play" / "one.ipynb"
     made = nbformat.read(folder / "notebooks" / "play" / "formulas.ipynb", as_version=4)
     kept = ("parameters", "import play_values", '"stall"')
@@ -92,8 +92,12 @@ def test_every_notebook_opens(place, name):
     devtools, lab, _ = place
 
     async def opens():
-        async with web.notebook(devtools, lab, name) as tab:
-            assert await tab.js(f"{web.CELLS}.length") > 0
+        async with web.notebook(devtools, lab, name, kernel=False) as tab:
+            cells = nbformat.read(ROOT / "notebooks" / name, as_version=4).cells
+            assert await tab.js(f"{CURRENT}.content.model.cells.length") == len(cells)
+            title = cells[0].source.splitlines()[0].lstrip("# ")
+            headings = "[...document.querySelectorAll('.jp-RenderedMarkdown h1')]"
+            await tab.until(f"{headings}.some(h => h.textContent.includes({title!r}))", f"the title of {name} shows")
             assert not tab.failures and not tab.outside
 
     asyncio.run(opens())

@@ -43,7 +43,7 @@ def test_rows_with_different_conditions_say_so():
 
 
 def test_a_number_of_two_claims_stands_where_a_machine_states_no_ratio():
-    where = {"model": "Qwen3-0.6B", "c": 1}
+    where = {"model": "Qwen3-0.6B", "c": 32}
     article = table(
         ("cuda_graphs", "throughput_tok_s", where | {"graphs": "on"}, {"measured": 300.0, "unit": "tok/s"}),
         ("cuda_graphs", "throughput_tok_s", where | {"graphs": "off"}, {"measured": 200.0, "unit": "tok/s"}),
@@ -52,10 +52,13 @@ def test_a_number_of_two_claims_stands_where_a_machine_states_no_ratio():
 
 
 def test_a_further_machine_supports_a_card_and_the_readers_own_stays_last():
-    where = {"arm": "one", "gpus": 1, "c": 64, "in": 512, "out": 128}
-    found = table(("several_gpus", "throughput_tok_s", where, {"measured": 6000.0, "unit": "tok/s"}))
-    shown = cards({"h200-x2": found})["load"].rows
-    assert [row["machine"] for row in shown][-2:] == ["h200-x2", "mine"] and "6,000" in shown[-2]["measured"]
+    where = {"arm": "one", "gpus": 1, "in": 512, "out": 128}
+    ends = [
+        ("several_gpus", "throughput_tok_s", where | {"c": c}, {"measured": n, "unit": "tok/s"})
+        for c, n in ((32, 6000.0), (64, 5700.0))
+    ]
+    shown = cards({"h200-x2": table(*ends)})["load"].rows
+    assert [row["machine"] for row in shown][-2:] == ["h200-x2", "mine"] and "0.95" in shown[-2]["measured"]
     assert "h200-x2" not in rows(cards({})["load"])
 
 
@@ -67,11 +70,11 @@ def test_times_of_a_client_over_its_limits_are_kept_out_and_say_what_to_do(tmp_p
             folder = tmp_path / "data" / "mine" / section / run
             folder.mkdir(parents=True)
             (folder / "run.json").write_text(json.dumps({"schema_version": 1, "certificate": told}))
-    where = {"c": 64, "in": 512, "out": 128}
+    where = {"c": 96, "over_c": 48, "beyond": "pool", "in": 512, "out": 128}
     for runs, shown in (("a", True), ("a;b", False), ("c", False), ("d", False), ("gone", True)):
-        stored = table(("load", "throughput_tok_s", where, {"measured": 5432.0, "unit": "tok/s"})).assign(runs=runs)
+        stored = table(("load", "throughput_ratio", where, {"measured": 1.0625, "unit": "x"})).assign(runs=runs)
         row = rows(cards({"mine": stored})["load"])["mine"]
-        assert ("5,432" in row["measured"]) is shown, runs
+        assert ("1.062" in row["measured"]) is shown, runs
     assert phrases.known(findings.OVER, "zh") and "free core" in findings.OVER
     where = {"prefixes": 12, "c": 8, "workers": 6}
     of_count = table(("service_hit_rate", "hit_ratio", where, {"measured": 0.5, "unit": "ratio"})).assign(runs="b")
@@ -96,7 +99,9 @@ def test_the_first_screen_shows_every_finding_with_its_picture_and_the_readers_o
         "chunked_prefill", "itl_max_s", {"chunk": 2048, "in": 3500}, computed=0.4, measured=0.5, unit="s"
     )
     claims.write_section(store.machine_dir("mine"), "chunked_prefill", [own])
-    gain = claims.claim("cuda_graphs", "gain_throughput", {"model": "tiny", "c": 1}, measured=0.5, unit="ratio")
+    gain = claims.claim(
+        "cuda_graphs", "gain_throughput", {"model": "tiny", "c": 32}, computed=0.4, measured=0.5, unit="ratio"
+    )
     claims.write_section(store.machine_dir("mine"), "cuda_graphs", [gain])
     page = report.build("mine", tmp_path / "report.html", timings={}, failures={}, pictures=DRAWN).read_text()
     tiles = re.findall(r'<li class="tile">.*?</li>', page, re.S)
@@ -108,4 +113,6 @@ def test_the_first_screen_shows_every_finding_with_its_picture_and_the_readers_o
     assert "400 ms" in chunk and '<span class="measured">500 ms</span> (+25.0%)' in chunk
     assert "not measured" in next(tile for tile in tiles if "#finding-fp8" in tile)
     graphs = next(tile for tile in tiles if "#finding-graphs" in tile)
-    assert "not computed</span> → " in graphs and "50 %" in graphs
+    assert "40 %" in graphs and '<span class="measured">50 %</span> (+25.0%)' in graphs
+    bare = next(tile for tile in tiles if "#finding-load" in tile)
+    assert "not measured" in bare

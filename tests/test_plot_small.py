@@ -53,6 +53,15 @@ def test_the_readers_own_machine_stands_beside_the_others():
         assert {"article", "mine"} <= named, key
 
 
+def test_gains_of_few_and_many_clients_stand_beside_what_was_foretold():
+    for c, arms in ((1, (200, 100)), (32, (1200, 1000))):
+        for arm, value in zip(("on", "off"), arms, strict=True):
+            state("mine", "cuda_graphs", "throughput_tok_s", {"model": "tiny", "c": c, "compile": arm}, measured=value)
+    assert {"1 client", "32 clients", "mine tiny"} <= set(words("graphs")) and "computed" not in words("graphs")
+    state("mine", "cuda_graphs", "gain_throughput", {"model": "tiny", "c": 32}, computed=0.25, measured=0.2)
+    assert "computed" in words("graphs")
+
+
 def test_capacity_tells_computed_from_measured():
     state("mine", "kv_capacity", "capacity_tokens", {"server": "bf16", "block": 16}, computed=100, measured=110)
     assert {"mine bf16", "+10.0%"} <= set(words("capacity"))

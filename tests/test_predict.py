@@ -151,6 +151,20 @@ def test_requests_that_fit_is_an_interval():  # pitfall 30
     assert predict.requests_that_fit(585, 2300, 64, 16).low == pytest.approx(3.95, abs=0.005)
 
 
+def test_more_requests_are_admitted_than_fit_to_their_end():
+    # 1,378 blocks of 16, one of them reserved; a prompt of 512 holds 32 of them: 43, where 34.4 to 37.8 fit grown.
+    assert predict.prompts_that_fit(1378, 512, 16) == 43
+    assert predict.prompts_that_fit(1378, 513, 16) == 41
+    assert predict.prompts_that_fit(1, 512, 16) == 0
+
+
+def test_twice_the_clients_beyond_a_limit():
+    assert predict.doubled_beyond([8, 12, 24, 48], 11.5) == (12, 24)
+    assert predict.doubled_beyond([32, 38, 48, 64, 96], 37.8) == (48, 96)
+    assert predict.doubled_beyond([16, 40], 11.5) == (16, 40)
+    assert predict.doubled_beyond([32, 48, 64], 37.8) is None and predict.doubled_beyond([1, 4], 9) is None
+
+
 def test_interval_without_blocks_is_half_the_output_wide():  # pitfall 30
     low, high = predict.requests_that_fit(10_001, 160, 321, 1)
     assert low == pytest.approx(10_000 / (160 + 320))

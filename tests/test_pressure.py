@@ -5,7 +5,7 @@ import pytest
 from tables_for_tests import request, requests
 from test_iterations import PAIR, PROBE, log
 
-from kvlab import blocks, claims, measure, predict, pressure, profile, store
+from kvlab import blocks, claims, measure, plot, plot_preemption, predict, pressure, profile, store
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import ConfigError
 from kvlab.pauses import Pause
@@ -120,16 +120,34 @@ def test_sentences_on_the_caps_hold_the_claims_numbers():
     assert pressure.cap_changes([]) is None and pressure.where_it_waits([]) is None
 
 
-def test_rates_stand_over_the_requests_that_fit(tmp_path, monkeypatch):
+def test_computed_and_counted_evictions_stand_per_100_requests_the_articles_by_its_smallest_pool(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
     at = {"c": 20, "in": 512, "out": 128, "requests": 40}
     rows = [
-        claims.claim("preemption", "requests_that_fit_low", at, computed=10.0, unit="requests"),
         claims.claim("preemption", "preemptions", at, computed=4, measured=6, unit="count"),
-        claims.claim("preemption", "preemptions", at | {"caching": "off"}, measured=9, unit="count"),
+        claims.claim("preemption", "preemptions", at | {"caching": "off"}, computed=9, measured=9, unit="count"),
+        claims.claim("preemption", "article_preemptions", at | {"capacity": 900}, computed=8, unit="count"),
+        claims.claim("preemption", "article_preemptions", at | {"capacity": 1000}, computed=2, unit="count"),
     ]
     claims.write_section(store.machine_dir("here"), "preemption", rows)
-    assert pressure.rates("here").to_dict("records") == [{"x": 2.0, "per_100": 15.0}]
+    assert pressure.counted("here").to_dict("records") == [{"computed": 10.0, "measured": 15.0}]
+    assert not len(pressure.published("here"))
+    article = claims.claim("preemption", "preemptions", {"c": 20, "in": 512}, measured=10, unit="count")
+    claims.write_section(store.machine_dir("article"), "preemption", [article])
+    assert pressure.published("here").to_dict("records") == [{"computed": 20.0, "measured": 25.0}]
+
+
+def test_the_picture_of_all_machines_says_how_many_loads_evict_nobody(tmp_path):
+    rates = pd.DataFrame({"computed": [10.0, 0.0, 0.0], "measured": [15.0, 0.0, 2.0]})
+    figure, (axis,) = plot.panels(1)
+    plot_preemption.counted_points(axis, rates, "here", own="here")
+    plot_preemption.counted_points(axis, rates[:0], "nobody", own="here")
+    plot_preemption.counted_line(axis)
+    said = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert said == ["here, 3 loads (1 without eviction)", "measured as computed"]
+    empty, (bare,) = plot.panels(1)
+    plot_preemption.counted_line(bare)
+    assert [text.get_text() for text in bare.texts] == ["not measured"] and not bare.lines
 
 
 def lab_of(section):

@@ -41,6 +41,17 @@ def test_every_built_in_profile_loads_and_is_complete(name):
 
 
 @pytest.mark.parametrize("name", built_in())
+def test_every_load_goes_on_to_twice_the_clients_beyond_its_pool(name):
+    profile = load_profile(name)
+    server, load = profile.server_with(profile.load.server), profile.load.shapes[0]
+    size = predict.kv_dtype_bytes(geometry.load(profile.geometry), server.kv_cache_dtype, server.dtype)
+    per_token = predict.kv_bytes_per_token(geometry.load(profile.geometry), size)
+    blocks = predict.num_blocks(server.kv_cache_memory_bytes, per_token, server.block_size)
+    fits = predict.requests_that_fit(blocks, load.input_tokens, load.output_tokens, server.block_size)
+    assert predict.doubled_beyond(load.concurrency, fits.high)
+
+
+@pytest.mark.parametrize("name", built_in())
 def test_every_request_of_a_profile_fits_its_server(name):
     profile = load_profile(name)
     longest = max(s.tokens for s in profile.load.shapes)
