@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvlab import phrases, store
+from kvlab import pages, phrases, store
 
 TIMES_S = ("ttft_added_p50_s", "ttft_added_p99_s", "itl_added_p99_s")
 SHOWN = ("events_per_s", "times", "events_per_cpu_s", *TIMES_S, "rows", "failures")
@@ -33,15 +33,28 @@ def page(words: Mapping[str, str], language: str = "en") -> dict[str, Any]:
     paced = next(scenario for scenario in told["scenarios"] if scenario["itl_s"])
     known |= {"streams": paced["streams"], "rate": f"{1 / paced['itl_s']:.0f}"}
     rows = [_row(row, table, words, language) for row in table.to_dict("records")]
-    return {"intro": words["intro"].format(**known), "columns": [words[name] for name in SHOWN], "rows": rows}
+    intro = words["intro"].format(**known) + _busy(table, words)
+    return {"intro": intro, "columns": [words[name] for name in SHOWN], "rows": rows}
 
 
-def frame(words: Mapping[str, str]) -> pd.DataFrame:
-    """The same as a table of texts for a notebook; empty without a measurement."""
-    found = page(words)
+def intro() -> str:
+    """What was measured where, or that nothing was: for a notebook."""
+    return page(pages.words("en")["client_processes"])["intro"]
+
+
+def frame() -> pd.DataFrame | None:
+    """The rows as a table of texts for a notebook; None without a measurement."""
+    found = page(pages.words("en")["client_processes"])
+    if not found["rows"]:
+        return None
     cells = [row["cells"] or [row["reason"], *[""] * (len(SHOWN) - 1)] for row in found["rows"]]
-    index = [row["name"] for row in found["rows"]]
-    return pd.DataFrame(cells, columns=found["columns"] or None, index=index)
+    return pd.DataFrame(cells, columns=found["columns"], index=[row["name"] for row in found["rows"]])
+
+
+def _busy(table: pd.DataFrame, words: Mapping[str, str]) -> str:
+    good = table[table["repeats"] > 0]
+    spoiled = not good["quiet"].fillna(True).astype(bool).all()
+    return words["busy"].format(share=f"{good['others_cpu_share'].max():.0%}") if spoiled else ""
 
 
 def _row(row: Mapping[str, Any], table: pd.DataFrame, words: Mapping[str, str], language: str) -> dict[str, Any]:

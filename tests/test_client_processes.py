@@ -100,10 +100,10 @@ def test_a_turn_that_fails_is_a_reason_and_the_others_go_on(bench, monkeypatch, 
 def test_the_report_shows_what_was_measured_and_why_the_rest_was_not(data, language):
     words = pages.words(language)["client_processes"]
     assert client_processes.page(words, language) == {"intro": words["none"], "columns": [], "rows": []}
-    assert client_processes.frame(words).empty
-    same = {"scenario": "paced", "cores": 4, "failures": 0, "rows": 1024, "ttft_added_p50_s": 0.0001}
+    assert client_processes.frame() is None
+    same = {"scenario": "paced", "cores": 4, "failures": 0, "rows": 1024, "ttft_added_p50_s": 0.0001, "quiet": True}
     rows = [same | {"processes": n, "streams": 256 * n, "events_per_s": 12e3 * n, "repeats": 2} for n in (1, 2)]
-    rows[1] |= {"ttft_added_p99_s": 0.5}
+    rows[1] |= {"ttft_added_p99_s": 0.5, "quiet": False, "others_cpu_share": 0.2}
     rows.append({"scenario": "paced", "processes": 4, "streams": 1024, "repeats": 0})
     rows[-1] |= {"reason": "not measured: 4 cores (4 processes need 6)"}
     missing = ("events_per_cpu_s", "itl_added_p99_s")
@@ -113,7 +113,8 @@ def test_the_report_shows_what_was_measured_and_why_the_rest_was_not(data, langu
     (data / "processes.json").write_text(json.dumps(told))
     shown = client_processes.page(words, language)
     assert "Xeon" in shown["intro"] and "2026-01-02" in shown["intro"] and "256" in shown["intro"]
+    assert "20%" in shown["intro"]
     assert shown["rows"][1]["cells"] == ["24,000", "2.0", "–", "0.1 ms", "500 ms", "–", "1,024", "0"]
     assert shown["rows"][2]["cells"] is None and "6" in shown["rows"][2]["reason"]
     assert ("核" if language == "zh" else "need 6") in shown["rows"][2]["reason"]
-    assert client_processes.frame(words).iloc[2, 0] == rows[-1]["reason"]
+    assert client_processes.frame().iloc[2, 0] == rows[-1]["reason"] and "Xeon" in client_processes.intro()
