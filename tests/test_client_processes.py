@@ -1,9 +1,11 @@
 """The load generator in several processes: which cores it takes, one merged set of rows, and its table."""
 
+import itertools
 import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -59,6 +61,8 @@ def test_rows_that_are_missing_and_servers_at_their_limit_are_no_measurement(ben
 
 
 def run(bench, monkeypatch, out, cores, *arguments):
+    clock = (tick / 100 for tick in itertools.count())  # however long the computer takes
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(bench, "_usable", lambda: list(range(cores)))
     monkeypatch.setattr(sys, "argv", ["bench_processes.py", "--out", str(out), *arguments])
     bench.main()
@@ -72,11 +76,11 @@ def fake(processes, s, cores):
 def test_a_smaller_machine_says_what_it_cannot_show_and_replaces_no_larger_table(bench, monkeypatch, data, capsys):
     out = data / "processes.csv"
     monkeypatch.setattr(bench, "measure", fake)
-    run(bench, monkeypatch, out, 2, "--seconds", "0.2")
+    run(bench, monkeypatch, out, 2, "--seconds", "0.3")
     table = pd.read_csv(out).set_index(["scenario", "processes"])
     assert (table.loc[("paced", 2), "reason"]) == "not measured: 2 cores (2 processes need 3)"
     assert table.loc[("paced", 1), "repeats"] > 0 and table.loc[("paced", 1), "quiet"]
-    run(bench, monkeypatch, out, 16, "--seconds", "0.2")
+    run(bench, monkeypatch, out, 16, "--seconds", "0.3")
     table = pd.read_csv(out).set_index(["scenario", "processes"])
     assert table.loc[("saturation", 8), "rows_of_processes"] == "+".join(["8"] * 8) and table["reason"].isna().all()
     with pytest.raises(SystemExit, match="holds a measurement with 8 processes; this machine has 2 cores"):
@@ -91,7 +95,7 @@ def test_a_turn_that_fails_is_a_reason_and_the_others_go_on(bench, monkeypatch, 
         return fake(processes, s, cores)
 
     monkeypatch.setattr(bench, "measure", measure)
-    run(bench, monkeypatch, data / "processes.csv", 16, "--seconds", "0.2")
+    run(bench, monkeypatch, data / "processes.csv", 16, "--seconds", "0.3")
     table = pd.read_csv(data / "processes.csv").set_index(["scenario", "processes"])
     assert "failed with 2 processes" in table.loc[("paced", 2), "reason"] and table.loc[("paced", 8), "repeats"] > 0
 
