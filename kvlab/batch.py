@@ -104,6 +104,10 @@ def unfinished(paths: list[Path], given: dict[str, Any], build: Path, profile: s
 
 
 def _side_by_side(paths: list[Path], given, build: Path, note: Callable, shown: bool) -> dict[Path, float]:
+    if len(paths) == 1:  # another process would only import everything once more
+        path, took_s = paths[0], {}
+        note(path, lambda: took_s.setdefault(path, run.execute(path, given, _out(build, path), shown=shown)))
+        return took_s
     workers, took_s, began = min(len(paths), max(1, provenance.cores()), 4), {}, time.monotonic()
     # Spawned: a fork would copy whatever threads and event loops the caller has.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, stats
+import scipy  # its parts load where they are used: a second of every start
 
 
 class HitRatios(NamedTuple):
@@ -54,7 +54,8 @@ def run_hit_ratios(
     """
     before = np.arange(requests) + warmup
     terms = _by_distance(usable_blocks, prefix_blocks, own_blocks, prefixes)
-    seen = [(weight * stats.binom.sf(j, before, 1 / workers).mean(), left) for j, (weight, left) in enumerate(terms)]
+    binom = scipy.stats.binom
+    seen = [(weight * binom.sf(j, before, 1 / workers).mean(), left) for j, (weight, left) in enumerate(terms)]
     return HitRatios(*(float(sum(weight * left[i] for weight, left in seen)) for i in range(3)))
 
 
@@ -108,7 +109,7 @@ def che_hit_ratio(
     high = 1.0
     while over(high) < 0:
         high *= 2
-    t = optimize.brentq(over, 0.0, high)
+    t = scipy.optimize.brentq(over, 0.0, high)
     return float((popularity * (1 - np.exp(-popularity * t))).sum())
 
 
@@ -131,7 +132,7 @@ def affinity_bound(fit: float, prefixes: int, workers: int) -> float:
 def hash_affinity_bound(fit: float, prefixes: int, workers: int) -> float:
     """(N / K) E[min(B, c)], B ~ Binomial(K, 1/N): prefixes placed by a hash, so that some workers have too many."""
     load = np.arange(prefixes + 1)
-    share = stats.binom.pmf(load, prefixes, 1 / workers)
+    share = scipy.stats.binom.pmf(load, prefixes, 1 / workers)
     return float(workers / prefixes * (np.minimum(load, fit) * share).sum())
 
 
@@ -144,7 +145,7 @@ def placed_hit_ratios(
     """
     if hashed:
         counts = np.arange(1, prefixes + 1)
-        shares = stats.binom.pmf(counts - 1, prefixes - 1, 1 / workers)
+        shares = scipy.stats.binom.pmf(counts - 1, prefixes - 1, 1 / workers)
     else:
         low, more = divmod(prefixes, workers)  # `more` workers have one prefix above the others
         counts, shares = np.array([low, low + 1]), np.array([low * (workers - more), (low + 1) * more]) / prefixes
@@ -177,7 +178,7 @@ def misfit(cells: Iterable[tuple[int, int, float]]) -> Misfit | None:
     found = [((hits - n * ratio) ** 2 / (n * ratio * (1 - ratio))) for hits, n, ratio in cells if 0 < ratio < 1]
     if not found:
         return None
-    return Misfit(sum(found), len(found), float(stats.chi2.sf(sum(found), len(found))))
+    return Misfit(sum(found), len(found), float(scipy.stats.chi2.sf(sum(found), len(found))))
 
 
 def requests_to_tell_apart(one: float, other: float) -> int:

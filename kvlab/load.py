@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -218,7 +219,7 @@ class _Run:
         evidence.exact = all(row.get("exact", True) for row in rows)
         stamps = "kernel" if all(outcome.stamped for outcome in self.outcomes) else "process"
         told = {"fake": self.fake, "interrupted": self.interrupted, "transport": transport(), "stamps": stamps}
-        return certify(evidence) | told
+        return certify(evidence) | told | {"rows_of_processes": _rows_of_processes(rows)}
 
     def _samples(self) -> tuple[pd.DataFrame, str | None]:
         """The samples, and why there are none where the server offers none that can be read."""
@@ -259,6 +260,12 @@ class _Team:
     def stop(self) -> None:
         for worker in self.workers:
             worker.stop()
+
+
+def _rows_of_processes(rows: list[dict[str, Any]]) -> list[int]:
+    """Measured requests that each process sent; their sum is what was merged."""
+    sent = Counter(row["process"] for row in rows if row["phase"] == "measure")
+    return [sent[process] for process in sorted(sent)]
 
 
 def request_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:

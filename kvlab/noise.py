@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats as scipy_stats
+import scipy  # its parts load where they are used: a second of every start
 
 from kvlab import claims, store
 from kvlab.claims import Claim
@@ -33,7 +33,7 @@ def relative_sd(values: Iterable[Any], confidence: float = 0.95) -> Estimate | N
     if n < 2 or not numbers.mean():
         return None
     value = float(numbers.std(ddof=1) / abs(numbers.mean()))
-    tails = scipy_stats.chi2.ppf([(1 + confidence) / 2, (1 - confidence) / 2], n - 1)
+    tails = scipy.stats.chi2.ppf([(1 + confidence) / 2, (1 - confidence) / 2], n - 1)
     low, high = (float(value * math.sqrt((n - 1) / tail)) for tail in tails)
     return Estimate(value, low, high, n)
 
@@ -58,7 +58,7 @@ def between_starts_sd(starts: Iterable[Iterable[Any]]) -> float | None:
 
 def half_width(spread: float, n: int, confidence: float = 0.95) -> float:
     """Relative half-width of the mean's t interval after n repeats: t(n - 1) spread / sqrt(n)."""
-    return float(scipy_stats.t.ppf((1 + confidence) / 2, n - 1) * spread / math.sqrt(n))
+    return float(scipy.stats.t.ppf((1 + confidence) / 2, n - 1) * spread / math.sqrt(n))
 
 
 def repeats_needed(spread: float, wanted: float, confidence: float = 0.95) -> int:
@@ -84,7 +84,7 @@ def floor(spread: float, n: int, confidence: float = 0.95) -> float:
 
     t(n - 1) sqrt(2) spread; n: the repeats from which the spread is known.
     """
-    return float(scipy_stats.t.ppf((1 + confidence) / 2, n - 1) * math.sqrt(2) * spread)
+    return float(scipy.stats.t.ppf((1 + confidence) / 2, n - 1) * math.sqrt(2) * spread)
 
 
 def floor_of(machine: str, quantity: str, *, between: str = "starts", pairs: int = 1) -> float | None:

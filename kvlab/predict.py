@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy import optimize
+import scipy  # its parts load where they are used: a second of every start
 
 from kvlab.errors import ConfigError, FormulaDoesNotApply
 
@@ -292,7 +292,7 @@ def prefill_model(points: list[tuple[int, float | None]], chunk_tokens: int | No
     steps = np.ones_like(n) if chunk_tokens is None else np.ceil(n / chunk_tokens)
     design = np.column_stack([steps, n, n * n / 2]) / seconds[:, None]
     scale = np.abs(design).max(axis=0)
-    found, _ = optimize.nnls(design / scale, np.ones_like(n))
+    found, _ = scipy.optimize.nnls(design / scale, np.ones_like(n))
     model = PrefillModel(*(found / scale).tolist())
     return model if model.ttft_s(int(n.max())) > model.fixed_s else None
 

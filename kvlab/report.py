@@ -22,6 +22,7 @@ import pandas as pd
 from kvlab import (
     __version__,
     claims,
+    client_processes,
     display,
     explain,
     facts,
@@ -122,6 +123,7 @@ def content(
         "others": others,
         "about": [writer.about(name) for name in (machine, *others)],
         "client": instrument.page(writer.words["instrument"]),
+        "client_processes": client_processes.page(writer.words["client_processes"], language),
         "overview": pages.page("overview", writer, language),
         "findings": findings.build(writer, language, marks, pictures or small_pictures(machine)),
         "findings_why": marks.reasons,

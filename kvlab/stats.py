@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats as scipy_stats
+import scipy  # its parts load where they are used: a second of every start
 
 from kvlab.config import LoadConfig
 from kvlab.errors import KvlabError
@@ -72,7 +72,7 @@ def percentile(values: Iterable[Any], q: float, confidence: float = 0.95) -> Est
     value = float(np.quantile(numbers, q))
     if len(numbers) < needed:
         return Estimate(value, None, None, len(numbers), f"n too small ({len(numbers)}, needs {needed})")
-    test = scipy_stats.quantile_test(numbers, q=value, p=q)
+    test = scipy.stats.quantile_test(numbers, q=value, p=q)
     interval = test.confidence_interval(confidence_level=confidence)
     return Estimate(value, float(interval.low), float(interval.high), len(numbers))
 
@@ -84,7 +84,7 @@ def mean_interval(values: Iterable[Any], confidence: float = 0.95) -> Estimate:
     if n < 2:
         note = "one value (needs 2)" if n else "no values"
         return Estimate(float(numbers[0]) if n else None, None, None, n, note)
-    half = float(scipy_stats.t.ppf((1 + confidence) / 2, n - 1) * numbers.std(ddof=1) / math.sqrt(n))
+    half = float(scipy.stats.t.ppf((1 + confidence) / 2, n - 1) * numbers.std(ddof=1) / math.sqrt(n))
     mean = float(numbers.mean())
     return Estimate(mean, mean - half, mean + half, n)
 
@@ -107,7 +107,7 @@ def share(successes: int, n: int, confidence: float = 0.95) -> Estimate:
     """successes / n of independent trials, with Wilson's interval."""
     if n == 0:
         return Estimate(None, None, None, 0, "no values")
-    interval = scipy_stats.binomtest(int(successes), int(n)).proportion_ci(confidence, method="wilson")
+    interval = scipy.stats.binomtest(int(successes), int(n)).proportion_ci(confidence, method="wilson")
     return Estimate(successes / n, float(interval.low), float(interval.high), int(n))
 
 

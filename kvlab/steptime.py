@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
+import scipy  # its parts load where they are used: a second of every start
 
 from kvlab.errors import ConfigError
 from kvlab.predict import Interval, kv_tokens_per_request, queue_wait_s
@@ -105,7 +105,7 @@ def fit(points: Iterable[StepPoint | tuple[float, float, float]]) -> StepModel:
     running, kv_tokens, step_s = table.T
     design = np.column_stack([np.ones_like(running), running, kv_tokens]) / step_s[:, None]
     scale = np.maximum(np.abs(design).max(axis=0), np.finfo(float).tiny)  # kv_tokens is thousands of times larger
-    scaled, _ = optimize.nnls(design / scale, np.ones_like(step_s))
+    scaled, _ = scipy.optimize.nnls(design / scale, np.ones_like(step_s))
     coefficients = scaled / scale
     error = float(np.sqrt(np.mean((design @ coefficients - 1) ** 2)))
     return StepModel(*map(float, coefficients), error)

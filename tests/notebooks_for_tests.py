@@ -1,7 +1,17 @@
-"""Tiny notebooks, as texts of their cells."""
+"""Tiny notebooks, as texts of their cells, and their execution without a kernel."""
 
+import contextlib
+import io
+import time
+from unittest.mock import MagicMock
+
+import IPython
 import nbformat
+import pytest
 from nbformat import v4
+
+from kvlab import claims, store
+from kvlab.parameters import check_parameters
 
 PARAMETERS = """\
 X: int = 1  # a number
@@ -34,6 +44,30 @@ def own_project(monkeypatch, folder, names, *cells, parameters):
     for name in names:
         notebook(folder / "notebooks" / f"{name}.ipynb", *cells, parameters=parameters)
     return folder
+
+
+def execute_here(path, given, out, *, timeout_s=None, shown=False):
+    """In place of `kvlab.run.execute`: the cells run in this process. A kernel that imports kvlab takes seconds.
+
+    For tests of what is done before, in and after the cells; how a kernel is driven is what test_run.py is about.
+    """
+    began = time.monotonic()
+    check_parameters(path, given)
+    made, space = nbformat.read(path, as_version=4), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVLAB_DATA", str(store.root()))
+        patch.chdir(path.parent)
+        patch.setattr(IPython, "get_ipython", lambda: MagicMock(user_ns=space))
+        patch.setattr(claims, "_stand_ins", {})  # they end with a kernel
+        for cell in made.cells:
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                exec(compile(cell.source, path.name, "exec"), space)
+            cell.outputs = [v4.new_output("stream", text=said.getvalue())]
+            if "parameters" in cell.metadata.get("tags", ()):
+                space |= given
+    out.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(made, out)
+    return time.monotonic() - began
 
 
 def outputs(path):

@@ -5,7 +5,7 @@ import json
 import notebooks_for_tests
 import pytest
 
-from kvlab import batch
+from kvlab import batch, run
 from kvlab.errors import NotebookError
 
 PARAMETERS = 'MACHINE: str = "m"  # folder\nMODE: str = "auto"  # mode'
@@ -33,15 +33,16 @@ def modes(project):
     return (project / "modes").read_text().split()
 
 
-def test_a_finished_section_replays_until_its_runs_profile_or_notebook_change(project):
+def test_a_finished_section_replays_until_its_runs_profile_or_notebook_change(project, monkeypatch):
+    monkeypatch.setattr(run, "execute", notebooks_for_tests.execute_here)
     path = notebook(project, "01_a", f"with open({str(project / 'modes')!r}, 'a') as f: print(MODE, file=f)")
     for _ in range(2):
         timings, failures = run_all([path], project)
         assert list(timings) == ["a"] and failures == {}
     assert modes(project) == ["auto", "replay"]
-    run = project / "data" / "m" / "a" / "c1" / "run.json"
-    run.parent.mkdir(parents=True)
-    run.write_text("{}")  # another run than there was
+    stored = project / "data" / "m" / "a" / "c1" / "run.json"
+    stored.parent.mkdir(parents=True)
+    stored.write_text("{}")  # another run than there was
     run_all([path], project)
     run_all([path], project, profile="another")
     run_all([path], project, profile="another", mode="measure")
@@ -56,6 +57,22 @@ def test_a_failed_section_is_named_and_measured_again(project):
     assert list(json.loads((project / "build" / batch.DONE).read_text())["m"]) == ["good"]
     with pytest.raises(NotebookError, match="broken"):
         run_all([bad, good], project, go_on=False)
+
+
+def test_a_lone_replay_needs_no_further_process_and_is_told_like_the_others(project, monkeypatch):
+    monkeypatch.setattr(batch, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(run, "execute", notebooks_for_tests.execute_here)
+    timings, failures = run_all([notebook(project, "01_good", "1")], project, mode="replay")
+    assert timings["good"] > 0 and failures == {} and (project / "build" / "notebooks" / "01_good.ipynb").is_file()
+
+    def broken(*_, **__):
+        raise NotebookError("broken")
+
+    monkeypatch.setattr(run, "execute", broken)
+    bad = [notebook(project, "02_bad", "1")]
+    assert run_all(bad, project, mode="replay") == ({}, {"bad": "broken"})
+    with pytest.raises(NotebookError, match="broken"):
+        run_all(bad, project, mode="replay", go_on=False)
 
 
 def test_a_replay_tells_of_failures_from_other_processes_too(project):

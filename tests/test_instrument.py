@@ -183,7 +183,7 @@ def test_rates_count_what_was_digested_between_whole_rounds(bench):
     watch.times, watch.cpu = [0.0, 10.0], [0.0, 5.0]
     arrivals = [0.0, 0.0, 2.0, 2.0, 4.0, 4.0]  # two streams, three rounds
     paced = bench.SCENARIOS["paced"]
-    rates = bench._rates(arrivals, watch, paced.__class__("x", 1, 1, 1, streams=2, tokens=100, rounds=3, fast_rounds=3))
+    rates = bench.rates(arrivals, watch, paced.__class__("x", 1, 1, 1, streams=2, tokens=100, rounds=3, fast_rounds=3))
     assert rates == {"events_per_cpu_s": 200 / 1.0, "events_per_s": 200 / 2.0}
 
 

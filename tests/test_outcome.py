@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from notebooks_for_tests import COMMON, notebook, own_project, printed
+from notebooks_for_tests import COMMON, execute_here, notebook, own_project, printed
 from typer.testing import CliRunner
 
 from kvlab import beside, claims, cli, outcome, provenance, run, store
@@ -26,6 +26,12 @@ PARAMETERS = COMMON + "\nCLIENTS: list[int] = []  # clients; empty: the profile'
 @pytest.fixture(autouse=True)
 def project(monkeypatch, tmp_path):
     return own_project(monkeypatch, tmp_path, ("00_start_here", "01_one"), STATE, parameters=PARAMETERS)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Without a kernel."""
+    monkeypatch.setattr(run, "execute", execute_here)
 
 
 def replay(*words):
@@ -58,7 +64,7 @@ def test_a_replay_with_other_parameters_leaves_claims_and_figures_alone_and_says
     assert kept(project).keys() == before.keys()
 
 
-def test_a_value_typed_into_a_cell_is_a_what_if_too(project):
+def test_a_value_typed_into_a_cell_is_a_what_if_too(project, here):
     replay()
     before = kept(project)
     path = notebook(project / "notebooks" / "01_one.ipynb", "CLIENTS = [7]", STATE, parameters=PARAMETERS)
@@ -143,7 +149,7 @@ def stated(machine):
 
 
 @pytest.mark.parametrize("mode", ["auto", "measure"])
-def test_a_measurement_with_other_parameters_leaves_the_claims_of_the_machine_alone(project, measures, mode):
+def test_a_measurement_with_other_parameters_leaves_the_claims_of_the_machine_alone(project, measures, mode, here):
     assert "what if" not in measure()
     before = kept(project)
     told = measure("-p", "CLIENTS=[5]", "--mode", mode)
@@ -156,7 +162,7 @@ def test_a_measurement_with_other_parameters_leaves_the_claims_of_the_machine_al
     assert "What if: CLIENTS = [5]" in printed(project / "_build" / "notebooks" / "01_one.ipynb")
 
 
-def test_a_value_typed_into_a_cell_that_measures_is_a_what_if_until_the_machine_is_named(project, measures):
+def test_a_value_typed_into_a_cell_that_measures_is_a_what_if_until_the_machine_is_named(project, measures, here):
     path = notebook(project / "notebooks" / "01_one.ipynb", "CLIENTS = [7]", STATE, parameters=PARAMETERS)
     run.execute(path, {"MODE": "auto", "PROFILE": "cpu-tiny"}, project / "out.ipynb")
     assert stated(measures) == [] and "What if: CLIENTS = [7]" in printed(project / "out.ipynb")
@@ -164,7 +170,7 @@ def test_a_value_typed_into_a_cell_that_measures_is_a_what_if_until_the_machine_
     assert stated("mine") == ["c=7"] and "What if" not in printed(project / "out.ipynb")
 
 
-def test_whoever_names_the_machine_gets_these_claims_there_and_a_replay_keeps_them(project, measures):
+def test_whoever_names_the_machine_gets_these_claims_there_and_a_replay_keeps_them(project, measures, here):
     measure()
     assert "what if" not in measure("--machine", measures, "-p", "CLIENTS=[5]")
     assert stated(measures) == ["c=5"]
@@ -176,7 +182,7 @@ def test_whoever_names_the_machine_gets_these_claims_there_and_a_replay_keeps_th
     assert stated(measures) == ["c=1", "c=2"] and not list((project / "data").rglob("asked.json"))
 
 
-def test_a_machine_of_another_name_leaves_the_claims_of_the_hardware_alone(project, measures):
+def test_a_machine_of_another_name_leaves_the_claims_of_the_hardware_alone(project, measures, here):
     measure()
     assert "what if" not in measure("--machine", "larger", "-p", "CLIENTS=[5]")
     assert stated("larger") == ["c=5"] and stated(measures) == ["c=1", "c=2"]
@@ -196,14 +202,20 @@ def test_a_machine_of_another_name_leaves_the_claims_of_the_hardware_alone(proje
         ("CLEINTS = [8]", r"no parameter 'CLEINTS'(.|\n)*CLIENTS"),  # pitfall 37: papermill by itself injects it
     ],
 )
-def test_a_wrong_value_in_a_cell_is_one_error_before_anything_starts(project, typed, message):
+def test_a_wrong_value_in_a_cell_is_one_error_before_anything_starts(project, here, typed, message):
     path = notebook(project / "notebooks" / "01_one.ipynb", typed, STATE, parameters=PARAMETERS)
     with pytest.raises(ConfigError, match=message) as caught:
         run.execute(path, {"MODE": "replay"}, project / "out.ipynb")
     assert "Next:" in str(caught.value) and not (project / "data").exists()
 
 
-def test_other_names_of_a_notebook_are_its_own(project):
+def test_a_wrong_value_in_a_cell_of_a_kernel_is_that_error(project):
+    path = notebook(project / "notebooks" / "01_one.ipynb", "CLIENTS = 8", STATE, parameters=PARAMETERS)
+    with pytest.raises(ConfigError, match=r"CLIENTS is 8, a int(.|\n)*Next:"):
+        run.execute(path, {"MODE": "replay"}, project / "out.ipynb")
+
+
+def test_other_names_of_a_notebook_are_its_own(project, here):
     path = notebook(project / "notebooks" / "01_one.ipynb", "TOTAL = 8", STATE, parameters=PARAMETERS)
     given = {"MODE": "replay", "MACHINE": "mine", "PROFILE": "cpu-tiny"}
     run.execute(path, given, project / "out.ipynb")

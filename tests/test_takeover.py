@@ -6,7 +6,7 @@ import os
 import notebooks_for_tests
 import pytest
 
-from kvlab import batch, claims, outcome, store, takeover
+from kvlab import batch, claims, outcome, run, store, takeover
 
 GIVEN = {"MACHINE": "m", "MODE": "replay", "PROFILE": "p"}
 PARAMETERS = 'MACHINE: str = "m"  # folder\nMODE: str = "auto"  # mode'
@@ -117,6 +117,7 @@ def test_what_a_what_if_left_has_to_be_there(replayed):
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(run, "execute", notebooks_for_tests.execute_here)
     monkeypatch.setattr(takeover, "PACKAGE", tmp_path / "package")  # somebody may be working on the real one
     return tmp_path
 

@@ -93,7 +93,7 @@ def measure(tool: Tool, s: Scenario) -> dict[str, Any]:
         others = (machine_cpu_s() - busy - watch.cpu[-1] - server.stats()["cpu_s"]) / (
             (time.monotonic() - began) * os.cpu_count()
         )
-        found = _rates(server.arrivals_s()[-ask.requests :], watch, s)
+        found = rates(server.arrivals_s()[-ask.requests :], watch, s)
         result = tool.read(ask)
         if found["events_per_cpu_s"] is None and "cpu_s" in result:  # a tool that tells its own: all of its life
             found["events_per_cpu_s"] = result["events"] / result["cpu_s"]
@@ -134,7 +134,7 @@ def _run(tool: Tool, ask: Ask) -> tuple[Watch, str | None]:
     return watch, None
 
 
-def _rates(arrivals: list[float], watch: Watch, s: Scenario) -> dict[str, float]:
+def rates(arrivals: list[float], watch: Watch, s: Scenario) -> dict[str, float]:
     # A request of a closed loop arrives when another one has been read to its end: counted so, nothing that waits in
     # a socket buffer passes for digested.
     first, last = s.streams, len(arrivals) - s.streams
@@ -208,7 +208,7 @@ def _measure_all(options: argparse.Namespace) -> None:
     missing = {tool.name: why for tool in tools if (why := install(tool))}
     os.sched_setaffinity(0, {SERVER_CORE})
     found = {(tool.name, s.name): [] for s in scenarios for tool in tools}
-    before, about = _before(options.out), _about(began)
+    before, told = _before(options.out), about(began)
     limit = time.monotonic() + 60 * options.minutes
     for repeat in range(options.repeats):
         for s in scenarios:
@@ -219,7 +219,7 @@ def _measure_all(options: argparse.Namespace) -> None:
                 result = {"reason": why} if why else _measured(tool, s)
                 found[tool.name, s.name].append(result)
                 print(repeat, s.name, tool.name, _short(result), flush=True)
-                _write(options.out, tools, scenarios, found, before, about)
+                _write(options.out, tools, scenarios, found, before, told)
     print(pd.read_csv(options.out).to_string())
 
 
@@ -272,7 +272,8 @@ def _cpu() -> str | None:
     return next((line.partition(":")[2].strip() for line in lines if "model name" in line), None)
 
 
-def _about(began) -> dict[str, Any]:
+def about(began: str) -> dict[str, Any]:
+    """When and on what it was measured."""
     return {
         "measured_utc": began,
         "cpu": _cpu(),

@@ -1,4 +1,7 @@
-"""kvlab as one of the tools: python run_kvlab.py BASE_URL STREAMS REQUESTS TOKENS OUT [PROCESSES]"""
+"""kvlab as one of the tools: python run_kvlab.py BASE_URL[,BASE_URL ...] STREAMS REQUESTS TOKENS OUT [PROCESSES]
+
+Several servers get the requests in turn.
+"""
 
 import json
 import sys
@@ -9,10 +12,11 @@ from kvlab.client import Endpoint
 from kvlab.config import LoadConfig
 from kvlab.load import run_load
 from kvlab.rows import itl_s, measured_rows
+from kvlab.service import Service
 
 
 def main() -> None:
-    base_url, streams, requests, tokens, out, *processes = sys.argv[1:]
+    base_urls, streams, requests, tokens, out, *processes = sys.argv[1:]
     load = LoadConfig(
         concurrency=int(streams),
         requests=int(requests),
@@ -20,14 +24,16 @@ def main() -> None:
         output_tokens=int(tokens),
         processes=int(processes[0]) if processes else 1,
     )
-    result = run_load(Endpoint(base_url, "kvlab-null"), load, nonce=1, progress=False)
+    servers = [Endpoint(url, "kvlab-null", worker=f"server-{k}") for k, url in enumerate(base_urls.split(","))]
+    result = run_load(Service(servers, "round_robin"), load, nonce=1, progress=False)
     rows = measured_rows(result.requests)
     ok = rows[rows["ok"]]
     ttft, itl = ok["ttft_s"].astype(float), itl_s(ok)
-    found = {"requests": len(rows), "failures": int((~rows["ok"]).sum())}
+    found = {"requests": len(rows), "failures": int((~rows["ok"]).sum()), "distinct": int(rows["request"].nunique())}
     for name, values in (("ttft", ttft), ("itl", itl)):
         found |= {f"{name}_p{q}_s": float(np.quantile(values, q / 100)) for q in (50, 99)}
     found["certificate"] = {k: v for k, v in result.certificate.items() if not isinstance(v, list)}
+    found["rows_of_processes"] = result.certificate["rows_of_processes"]
     found["problems"] = result.certificate["problems"]
     with open(out, "w") as file:
         json.dump(found, file)
