@@ -157,6 +157,7 @@ class CudaGraphs(Strict):
     min_requests: int = Field(4, gt=0)
     repeats: int = Field(1, gt=0)  # each on a server of its own, the two arms in turn
     runs: int = Field(1, gt=0)  # measurements of each point on one server
+    side_by_side: bool = False  # both servers of a model fit into memory together; with one start each they take turns
 
 
 class Startup(Strict):

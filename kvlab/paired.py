@@ -1,0 +1,81 @@
+"""Two arms of a comparison, turn by turn: what drifts with time is in both runs of a turn, and not in their ratio.
+
+An interval is of the turns. Where the arms did not take turns there are no pairs: the ratio of their means stays, and
+says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from kvlab import stats
+from kvlab.results import Result
+
+APART = "the arms did not take turns, so there are no pairs: a ratio of means, without an interval"
+FEWEST = 3  # two turns have a t interval too, thirteen times as wide as their standard error: it says nothing
+
+Number = Callable[[Result], float | Sequence[float] | None]  # of a run: one, or several, of which their mean counts
+
+
+def took_turns(*arms: Sequence[Result]) -> bool:
+    """Whether the arms were measured in turns: the n-th run of each before the next one of any, by their own clock.
+
+    False where a run is missing, and where there is one turn only.
+    """
+    times = [[_created(result) for result in arm] for arm in arms]
+    if len({len(arm) for arm in times}) != 1 or any(None in arm for arm in times):
+        return False
+    each = list(zip(*times, strict=True))
+    return len(each) > 1 and all(max(turn) < min(later) for turn, later in zip(each, each[1:], strict=False))
+
+
+def _created(result: Result) -> str | None:
+    return None if result.run is None else result.run.manifest.get("created_utc")
+
+
+def ratio(changed: Sequence[Result], base: Sequence[Result], number: Number) -> stats.Estimate | None:
+    """`number` of one arm ÷ that of the other: mean over the turns, with its t interval from three turns on.
+
+    None where nothing can be divided. Arms that did not take turns: the ratio of their means, and a note.
+    """
+    a, b = ([_values(number(result)) for result in arm] for arm in (changed, base))
+    if not took_turns(changed, base):
+        return _of_means(chain(*a), chain(*b))
+    turns = [(_mean(one), _mean(other)) for one, other in zip(a, b, strict=True)]
+    each = [one / other for one, other in turns if one is not None and other]
+    return _with_interval(stats.mean_interval(each)) if each else None
+
+
+def change(changed: Sequence[Result], base: Sequence[Result], number: Number) -> stats.Estimate | None:
+    """`ratio` - 1: a relative difference."""
+    found = ratio(changed, base, number)
+    if found is None:
+        return None
+    ends = [None if end is None else end - 1 for end in (found.value, found.low, found.high)]
+    return stats.Estimate(*ends, found.n, found.note)
+
+
+def _values(found: float | Sequence[float] | None) -> Sequence[float]:
+    if found is None:
+        return []
+    return [found] if isinstance(found, int | float) else found
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    return stats.mean_interval(values).value
+
+
+def _of_means(a: Iterable[float], b: Iterable[float]) -> stats.Estimate | None:
+    all_a, all_b = list(a), list(b)
+    one, other = _mean(all_a), _mean(all_b)
+    if one is None or not other:
+        return None
+    return stats.Estimate(one / other, None, None, min(len(all_a), len(all_b)), APART)
+
+
+def _with_interval(found: stats.Estimate) -> stats.Estimate:
+    if found.n >= FEWEST:
+        return found
+    return replace(found, low=None, high=None, note="fewer than three turns: too few for an interval")
