@@ -163,5 +163,5 @@ def test_a_comparison_has_an_interval_or_says_why_it_has_none(machine):
     assert {c.section for c in compared} > set(of) and not [c.id for c in compared if c.ci_low is None and not c.reason]
     one_start = [c for c in every if c.quantity == "gain_throughput" and c.measured is not None]
     alone = [c for c in every if c.section == "prefix_cache" and c.quantity == "ttft_s"]
-    assert one_start and alone and all("one start of each arm" in c.reason for c in one_start)
+    assert one_start and alone and all("one after the other" in c.reason for c in one_start)
     assert all("not in turns" in c.reason for c in alone)
