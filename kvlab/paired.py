@@ -16,7 +16,8 @@ from kvlab.results import Result
 APART = "the arms did not take turns, so there are no pairs: a ratio of means, without an interval"
 FEWEST = 3  # two turns have a t interval too, thirteen times as wide as their standard error: it says nothing
 
-Number = Callable[[Result], float | Sequence[float] | None]  # of a run: one, or several, of which their mean counts
+# Of a run: a number of its summary by name, or what is read of it; of several numbers of one run their mean counts.
+Number = str | Callable[[Result], float | Sequence[float] | None]
 
 
 def took_turns(*arms: Sequence[Result]) -> bool:
@@ -35,12 +36,12 @@ def _created(result: Result) -> str | None:
     return None if result.run is None else result.run.manifest.get("created_utc")
 
 
-def ratio(changed: Sequence[Result], base: Sequence[Result], number: Number) -> stats.Estimate | None:
+def paired_ratio(changed: Sequence[Result], base: Sequence[Result], number: Number) -> stats.Estimate | None:
     """`number` of one arm ÷ that of the other: mean over the turns, with its t interval from three turns on.
 
     None where nothing can be divided. Arms that did not take turns: the ratio of their means, and a note.
     """
-    a, b = ([_values(number(result)) for result in arm] for arm in (changed, base))
+    a, b = ([_values(result, number) for result in arm] for arm in (changed, base))
     if not took_turns(changed, base):
         return _of_means(chain(*a), chain(*b))
     turns = [(_mean(one), _mean(other)) for one, other in zip(a, b, strict=True)]
@@ -48,16 +49,17 @@ def ratio(changed: Sequence[Result], base: Sequence[Result], number: Number) -> 
     return _with_interval(stats.mean_interval(each)) if each else None
 
 
-def change(changed: Sequence[Result], base: Sequence[Result], number: Number) -> stats.Estimate | None:
-    """`ratio` - 1: a relative difference."""
-    found = ratio(changed, base, number)
+def paired_change(changed: Sequence[Result], base: Sequence[Result], number: Number) -> stats.Estimate | None:
+    """`paired_ratio` - 1: a relative difference."""
+    found = paired_ratio(changed, base, number)
     if found is None:
         return None
     ends = [None if end is None else end - 1 for end in (found.value, found.low, found.high)]
     return stats.Estimate(*ends, found.n, found.note)
 
 
-def _values(found: float | Sequence[float] | None) -> Sequence[float]:
+def _values(result: Result, number: Number) -> Sequence[float]:
+    found = result.value(number) if isinstance(number, str) else number(result)
     if found is None:
         return []
     return [found] if isinstance(found, int | float) else found

@@ -20,25 +20,21 @@ def arm(values, starts):
     return found
 
 
-def x(result):
-    return result.value("x")
-
-
 DRIFT = ([2.0, 4.2, 7.6], [0, 3, 4]), ([1.0, 2.0, 4.0], [1, 2, 5])  # each turn slower; the second one in reverse
 
 
 def test_a_drift_that_both_arms_share_is_not_in_their_ratio():
-    found = paired.ratio(*(arm(*side) for side in DRIFT), x)
+    found = paired.paired_ratio(*(arm(*side) for side in DRIFT), "x")
     assert found.value == pytest.approx((2.0 + 2.1 + 1.9) / 3) and found.n == 3 and not found.note
     assert 1.7 < found.low < 1.8 and 2.2 < found.high < 2.3  # of the means alone it would be twice as wide
-    change = paired.change(*(arm(*side) for side in DRIFT), x)
+    change = paired.paired_change(*(arm(*side) for side in DRIFT), "x")
     assert [change.value, change.low, change.high] == pytest.approx([found.value - 1, found.low - 1, found.high - 1])
 
 
 def test_arms_one_after_the_other_have_no_pairs_and_say_so():  # pitfall 16
     changed, base = arm([2.0, 4.0, 9.0], [0, 1, 2]), arm([1.0, 2.0, 3.0], [3, 4, 5])
     assert not paired.took_turns(changed, base)
-    found = paired.ratio(changed, base, x)
+    found = paired.paired_ratio(changed, base, "x")
     assert (found.value, found.low, found.high, found.note) == (2.5, None, None, paired.APART)
 
 
@@ -48,9 +44,9 @@ def test_several_numbers_of_a_run_count_by_their_mean_in_a_turn_and_each_in_a_me
     def numbers(result):
         return each[result.value("x")]
 
-    found = paired.ratio(arm([2, 0], [0, 2]), arm([0, 1], [1, 3]), numbers)
+    found = paired.paired_ratio(arm([2, 0], [0, 2]), arm([0, 1], [1, 3]), numbers)
     assert found.value == pytest.approx((8 / 2 + 2 / 2) / 2)
-    assert paired.ratio(arm([2, 0], [0, 1]), arm([1, 3], [2, 3]), numbers).value == pytest.approx(28 / 5 / 2)
+    assert paired.paired_ratio(arm([2, 0], [0, 1]), arm([1, 3], [2, 3]), numbers).value == pytest.approx(28 / 5 / 2)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +63,7 @@ def test_what_are_no_turns(changed, base):
 
 
 def test_two_turns_are_too_few_and_nothing_is_nothing():
-    found = paired.ratio(arm([2.0, 4.0], [0, 2]), arm([1.0, 2.0], [1, 3]), x)
+    found = paired.paired_ratio(arm([2.0, 4.0], [0, 2]), arm([1.0, 2.0], [1, 3]), "x")
     assert (found.value, found.low) == (2.0, None) and "too few" in found.note
-    assert paired.change(arm([None], [0]), arm([1.0], [1]), x) is None
-    assert paired.ratio(arm([1.0, 2.0], [0, 2]), arm([0.0, 0.0], [1, 3]), x) is None
+    assert paired.paired_change(arm([None], [0]), arm([1.0], [1]), "x") is None
+    assert paired.paired_ratio(arm([1.0, 2.0], [0, 2]), arm([0.0, 0.0], [1, 3]), "x") is None
