@@ -112,6 +112,7 @@ class Preemption(Strict):
     map_output_tokens: tuple[Count, ...] = Field(min_length=1)
     map_concurrency: tuple[Count, ...] = Field(min_length=2)
     map_rounds: int = Field(2, gt=0)
+    log_steps: bool = False  # of the loads too, as the pair needs it: one server less, where the engine takes that flag
     side_by_side: bool = False  # its three servers fit into memory together
     measure_map: bool = False  # false: the map is computed, and only the points are measured
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlab import paired
+from kvlab import article, claims, paired, profile
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.results import Result
 
@@ -67,3 +67,26 @@ def test_two_turns_are_too_few_and_nothing_is_nothing():
     assert (found.value, found.low) == (2.0, None) and "too few" in found.note
     assert paired.paired_change(arm([None], [0]), arm([1.0], [1]), "x") is None
     assert paired.paired_ratio(arm([1.0, 2.0], [0, 2]), arm([0.0, 0.0], [1, 3]), "x") is None
+
+
+# -- what the sections make of it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", ["cpu-tiny", "h200"])
+def test_what_compares_arms_has_an_interval_or_says_why_it_has_none(machine):
+    every = claims.from_frame(claims.read(article.folder().parent / machine))
+    compared = [
+        c for c in every if c.quantity in ("ttft_change", "resume_ratio") or c.quantity.startswith("cross_check")
+    ]
+    compared = [c for c in compared if c.measured is not None and "client=" not in c.conditions]
+    assert {"ttft_change", "resume_ratio"} <= {c.quantity for c in compared}
+    assert not [c.id for c in compared if c.ci_low is None and not c.reason]
+    assert all(c.ci_low is not None for c in compared if c.quantity == "resume_ratio")
+
+
+def test_the_profile_of_the_cpu_gives_its_comparisons_the_turns_that_an_interval_needs():
+    of = profile.load_profile("cpu-tiny")
+    turns = [s.repeats for s in of.chunked_prefill.inputs] + [of.preemption.pair_repeats, of.cuda_graphs.runs]
+    assert min([*turns, of.load.cross_check_turns]) >= paired.FEWEST
+    assert of.chunked_prefill.side_by_side and of.preemption.side_by_side and of.cuda_graphs.side_by_side
+    assert of.preemption.log_steps and of.preemption.server == of.preemption.pair_server  # one server for both
