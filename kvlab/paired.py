@@ -6,8 +6,8 @@ says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import chain
 
 from kvlab import stats
@@ -37,16 +37,17 @@ def _created(result: Result) -> str | None:
 
 
 def paired_ratio(changed: Sequence[Result], base: Sequence[Result], number: Number) -> stats.Estimate | None:
-    """`number` of one arm ÷ that of the other: mean over the turns, with its t interval from three turns on.
+    """`number` of one arm ÷ that of the other: geometric mean over the turns, with its interval from three turns on.
 
+    The t interval is that of the logarithms: a ratio scatters by factors, and no interval of it may go below zero.
     None where nothing can be divided. Arms that did not take turns: the ratio of their means, and a note.
     """
     a, b = ([_values(result, number) for result in arm] for arm in (changed, base))
     if not took_turns(changed, base):
         return _of_means(chain(*a), chain(*b))
     turns = [(_mean(one), _mean(other)) for one, other in zip(a, b, strict=True)]
-    each = [one / other for one, other in turns if one is not None and other]
-    return _with_interval(stats.mean_interval(each)) if each else None
+    each = [math.log(one / other) for one, other in turns if one and other]
+    return _of_logs(stats.mean_interval(each)) if each else None
 
 
 def paired_change(changed: Sequence[Result], base: Sequence[Result], number: Number) -> stats.Estimate | None:
@@ -77,7 +78,8 @@ def _of_means(a: Iterable[float], b: Iterable[float]) -> stats.Estimate | None:
     return stats.Estimate(one / other, None, None, min(len(all_a), len(all_b)), APART)
 
 
-def _with_interval(found: stats.Estimate) -> stats.Estimate:
-    if found.n >= FEWEST:
-        return found
-    return replace(found, low=None, high=None, note="fewer than three turns: too few for an interval")
+def _of_logs(found: stats.Estimate) -> stats.Estimate:
+    value = math.exp(found.value)
+    if found.n < FEWEST:
+        return stats.Estimate(value, None, None, found.n, "fewer than three turns: too few for an interval")
+    return stats.Estimate(value, math.exp(found.low), math.exp(found.high), found.n)

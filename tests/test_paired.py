@@ -25,10 +25,15 @@ DRIFT = ([2.0, 4.2, 7.6], [0, 3, 4]), ([1.0, 2.0, 4.0], [1, 2, 5])  # each turn 
 
 def test_a_drift_that_both_arms_share_is_not_in_their_ratio():
     found = paired.paired_ratio(*(arm(*side) for side in DRIFT), "x")
-    assert found.value == pytest.approx((2.0 + 2.1 + 1.9) / 3) and found.n == 3 and not found.note
+    assert found.value == pytest.approx((2.0 * 2.1 * 1.9) ** (1 / 3)) and found.n == 3 and not found.note
     assert 1.7 < found.low < 1.8 and 2.2 < found.high < 2.3  # of the means alone it would be twice as wide
     change = paired.paired_change(*(arm(*side) for side in DRIFT), "x")
     assert [change.value, change.low, change.high] == pytest.approx([found.value - 1, found.low - 1, found.high - 1])
+
+
+def test_no_ratio_goes_below_zero_however_its_turns_scatter():
+    found = paired.paired_ratio(arm([1.0, 5.0, 25.0], [0, 2, 4]), arm([1.0, 1.0, 1.0], [1, 3, 5]), "x")
+    assert found.value == pytest.approx(5.0) and 0 < found.low < 1 and found.high > 100
 
 
 def test_arms_one_after_the_other_have_no_pairs_and_say_so():  # pitfall 16
@@ -45,7 +50,7 @@ def test_several_numbers_of_a_run_count_by_their_mean_in_a_turn_and_each_in_a_me
         return each[result.value("x")]
 
     found = paired.paired_ratio(arm([2, 0], [0, 2]), arm([0, 1], [1, 3]), numbers)
-    assert found.value == pytest.approx((8 / 2 + 2 / 2) / 2)
+    assert found.value == pytest.approx((8 / 2 * 2 / 2) ** 0.5)
     assert paired.paired_ratio(arm([2, 0], [0, 1]), arm([1, 3], [2, 3]), numbers).value == pytest.approx(28 / 5 / 2)
 
 
