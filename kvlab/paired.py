@@ -43,7 +43,7 @@ def paired_ratio(changed: Sequence[Result], base: Sequence[Result], number: Numb
     None where nothing can be divided. Arms that did not take turns: the ratio of their means, and a note.
     """
     a, b = ([_values(result, number) for result in arm] for arm in (changed, base))
-    if not took_turns(changed, base):
+    if not took_turns(changed, base) and not len(changed) == len(base) == 1:
         return _of_means(chain(*a), chain(*b))
     turns = [(_mean(one), _mean(other)) for one, other in zip(a, b, strict=True)]
     each = [math.log(one / other) for one, other in turns if one and other]

@@ -70,6 +70,8 @@ def test_what_are_no_turns(changed, base):
 def test_two_turns_are_too_few_and_nothing_is_nothing():
     found = paired.paired_ratio(arm([2.0, 4.0], [0, 2]), arm([1.0, 2.0], [1, 3]), "x")
     assert (found.value, found.low) == (2.0, None) and "too few" in found.note
+    one = paired.paired_ratio(arm([3.0], [1]), arm([2.0], [0]), "x")
+    assert (one.value, one.low) == (pytest.approx(1.5), None) and "fewer than three turns" in one.note
     assert paired.paired_change(arm([None], [0]), arm([1.0], [1]), "x") is None
     assert paired.paired_ratio(arm([1.0, 2.0], [0, 2]), arm([0.0, 0.0], [1, 3]), "x") is None
 
