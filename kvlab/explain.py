@@ -278,7 +278,7 @@ def cross_check(claims: Iterable[Claim]) -> str | None:
     """What `vllm bench serve` read beside kvlab, quantity by quantity, and whether definitions account for it."""
     found = {c.quantity.removeprefix("cross_check_"): c for c in claims}
     changes = {name.removesuffix("_change"): c for name, c in found.items() if name.endswith("_change")}
-    told = [f"{_READ_AS[name]} {c.measured:+.1%}" for name, c in changes.items() if c.measured is not None]
+    told = [f"{_READ_AS[name]} {_changed(c)}" for name, c in changes.items() if c.measured is not None]
     if not told:
         reasons = [c.reason for c in changes.values() if c.reason]
         return f"There is no cross-check: {reasons[0]}." if reasons else None

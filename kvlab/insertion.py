@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from kvlab.results import Result
 from kvlab.rows import measured_rows, succeeded_mask
 
 
@@ -71,6 +72,11 @@ def insertions(requests: pd.DataFrame) -> tuple[list[Insertion], str | None]:
             found.append(Insertion(row["start_s"], row["ttft_s"], tuple(gaps[inside].tolist())))
     dropped = "; ".join(dict.fromkeys(reasons))
     return found, f"{len(reasons)} of {len(long)} insertions: {dropped}" if reasons else None
+
+
+def ttfts_s(result: Result) -> list[float]:
+    """TTFT of each of a run's long inputs that can be read."""
+    return [one.ttft_s for one in insertions(result.run.requests())[0]] if result.run is not None else []
 
 
 def quiet_gaps_s(requests: pd.DataFrame) -> np.ndarray:

@@ -71,4 +71,5 @@ class Load(Strict):
     variant_concurrency: tuple[int, ...] = (1,)
     variant_repeats: int | None = Field(None, gt=0)  # empty: the grid's
     cross_check: int = Field(0, ge=0)  # clients at which `vllm bench serve` sends the first shape too; 0: nowhere
+    cross_check_turns: int | None = Field(None, gt=0)  # empty: as many as repeats
     border: Border | None = None  # what the size of the pool decides from start to start

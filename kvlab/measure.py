@@ -39,6 +39,9 @@ from kvlab.claims import Claim
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError, KvlabError, ServerError, ServerStopped, StoreError
 from kvlab.existing import EXISTING as EXISTING
+from kvlab.paired import paired_change as paired_change
+from kvlab.paired import paired_ratio as paired_ratio
+from kvlab.paired import took_turns as took_turns
 from kvlab.parameters import listed as listed  # what a notebook needs is offered here too
 from kvlab.results import EMPTY, readable, refusal
 from kvlab.results import Result as Result

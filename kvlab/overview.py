@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvlab import claims, geometry, measure, predict, profile, provenance, ready, run, store
+from kvlab import claims, geometry, measure, predict, profile, provenance, ready, run, store, time_left
 from kvlab.errors import ConfigError, KvlabError
 
 
@@ -28,27 +28,31 @@ def text(profile_name: str, machine: str) -> tuple[str, list[KvlabError]]:
         "",
         f"{'section':<16} {'stored runs':>11} {'wait for one':>12} {'seconds':>9}  measured before on",
     ]
-    total, sections, waiting = 0.0, list(run.notebooks()), without_run(lab.machine)
-    for section in sections:
-        seconds, where = estimate(section, lab.profile.name)
-        total += seconds or 0
+    sections, waiting = list(run.notebooks()), without_run(lab.machine)
+    took = time_left.of_sections(sections, lab.profile, lab.machine)
+    for section, (seconds, where, why) in took.items():
         stored = len([r for r in store.list_runs(lab.machine, section) if r.manifest.get("valid")])
-        took = "" if seconds is None else f"{seconds:.0f}"
-        lacking = waiting.get(section, "")
-        lines.append(f"{section:<16} {stored:>11} {lacking:>12} {took:>9}  {where or ''}".rstrip())
+        shown = "-" if seconds is None else f"{seconds:.0f}"
+        lines.append(f"{section:<16} {stored:>11} {waiting.get(section, ''):>12} {shown:>9}  {where or why}")
     if waiting:
         lines += ["", "Wait for one: claims of the last replay or measurement whose point has no run on this machine."]
-    if total:
-        about = (
-            f"Measuring everything anew takes about {total / 60:.1f} minutes: the sum of what the stored runs "
-            "of this profile took on those machines, server starts included. Another machine takes another time."
-        )
-    else:
-        about = "No stored run of this profile says how long measuring takes; each notebook's first lines name a time."
+    about = _in_all(took)
     found = ready.problems(lab)
     passed = f"Checked as before measuring: {', '.join(ready.checks(lab))}. Nothing stands against it."
     verdict = "\n".join(["This profile cannot be measured here:", *map(str, found)]) if found else passed
     return "\n".join([*lines, "", about, "", verdict]), found
+
+
+def _in_all(took: dict[str, time_left.Took]) -> str:
+    total = sum(found.seconds or 0 for found in took.values())
+    if not total:
+        return "No stored run of this profile says how long measuring takes; each notebook's first lines name a time."
+    left_out = [f"{name} ({found.why})" for name, found in took.items() if found.why in time_left.WANTED]
+    without = f" Not in it: {', '.join(left_out)}." if left_out else ""
+    return (
+        f"Measuring everything anew takes about {total / 60:.1f} minutes: the sum of what the stored runs of this "
+        f"profile took on those machines, server starts included.{without} Another machine takes another time."
+    )
 
 
 def _builds(chosen: profile.Profile) -> list[str]:
@@ -61,21 +65,6 @@ def without_run(machine: str) -> dict[str, int]:
     table = claims.read(store.machine_dir(machine))
     lacking = table[table["reason"].fillna("").str.startswith(measure.NO_RUN)]
     return {str(section): int(n) for section, n in lacking["section"].value_counts(sort=False).items()}
-
-
-def estimate(section: str, profile_name: str) -> tuple[float | None, str | None]:
-    """Seconds that the section took where this profile was measured, its server starts included, and the machine.
-
-    (None, None) where it was never measured.
-    """
-    for machine in store.machines():
-        manifests = [r.manifest for r in store.list_runs(machine, section)]
-        manifests = [m for m in manifests if m["profile"] == profile_name]
-        if manifests:
-            servers = [m["server"] or {} for m in manifests]
-            starts = {server.get("started_utc"): server.get("ready_s") or 0 for server in servers}
-            return sum(m["duration_s"] or 0 for m in manifests) + sum(starts.values()), machine
-    return None, None
 
 
 def size_bytes(text: str) -> float:

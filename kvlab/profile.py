@@ -113,6 +113,7 @@ class Preemption(Strict):
     map_output_tokens: tuple[Count, ...] = Field(min_length=1)
     map_concurrency: tuple[Count, ...] = Field(min_length=2)
     map_rounds: int = Field(2, gt=0)
+    log_steps: bool = False  # of the loads too, as the pair needs it: one server less, where the engine takes that flag
     side_by_side: bool = False  # its three servers fit into memory together
     measure_map: bool = False  # false: the map is computed, and only the points are measured
 
@@ -158,6 +159,7 @@ class CudaGraphs(Strict):
     min_requests: int = Field(4, gt=0)
     repeats: int = Field(1, gt=0)  # each on a server of its own, the two arms in turn
     runs: int = Field(1, gt=0)  # measurements of each point on one server
+    side_by_side: bool = False  # both servers of a model fit into memory together; with one start each they take turns
 
 
 class Startup(Strict):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import typer
 
-from kvlab import batch, measure, outcome, overview, parameters, profile, quiet, ready, run, store
+from kvlab import batch, measure, outcome, parameters, profile, quiet, ready, run, store, time_left
 from kvlab.errors import ConfigError, EngineMissing, NotebookError
 from kvlab.files import check_writable, near
 from kvlab.invocation import as_typed
@@ -151,7 +151,7 @@ class _Progress:
 
     def __init__(self, lab: measure.Lab, mode: str, paths: list[Path], todo: list[Path]):
         self.lab, self.mode, self.paths = lab, mode, paths
-        self.left_s = {_name(path): overview.estimate(_name(path), lab.profile.name)[0] for path in todo}
+        self.left = time_left.of_sections([_name(path) for path in todo], lab.profile, lab.machine)
         self.broken, self.taken_over = self._set_aside(), False
 
     def start(self) -> None:
@@ -163,10 +163,10 @@ class _Progress:
     def begun(self, section: str, measures: bool) -> None:
         place = [_name(path) for path in self.paths].index(section) + 1
         if measures:
-            typer.echo(f"[{place}/{len(self.paths)}] {section}: measures what is missing{self._left()}")
+            typer.echo(f"[{place}/{len(self.paths)}] {section}: measures what is missing{time_left.told(self.left)}")
 
     def told(self, section: str, seconds: float | None, taken_over: bool) -> None:
-        self.left_s.pop(section, None)
+        self.left.pop(section, None)
         runs = store.list_runs(self.lab.machine, section)
         invalid = sum(not r.valid for r in runs)
         stored = f"   {len(runs)} runs stored" + (f", {invalid} of them not valid" if invalid else "") if runs else ""
@@ -186,13 +186,6 @@ class _Progress:
                 err=True,
                 fg="yellow",
             )
-
-    def _left(self) -> str:
-        known = [seconds for seconds in self.left_s.values() if seconds]
-        if not known:
-            return ""
-        unknown = "" if len(known) == len(self.left_s) else ", some sections unknown"
-        return f"; at most {sum(known) / 60:.1f} minutes left, going by earlier runs of this profile{unknown}"
 
     def _set_aside(self) -> set[str]:
         return {path.name for path in store.machine_dir(self.lab.machine).glob("claims.broken-*.csv")}

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -126,6 +127,8 @@ def test_a_cross_check_is_explained_only_as_far_as_it_holds():
     assert "so large a difference" in explain.cross_check(checked(0.2))
     assert "varies by more" in explain.cross_check(checked(0.01, -0.02))
     assert "single long pauses" in explain.cross_check(checked(0.01, change_of_tpot=0.4))
+    sure = [replace(c, ci_low=-0.02, ci_high=0.05) for c in checked(0.01)]
+    assert "gap between tokens +1.0% (-2.0% to +5.0%)" in explain.cross_check(sure)  # an interval of the turns
     assert explain.cross_check([]) is None
     missing = [claim("load", "cross_check_itl_p50_s_change", {"c": 4}, unit="ratio", reason="no pandas")]
     assert explain.cross_check(missing) == "There is no cross-check: no pandas."
