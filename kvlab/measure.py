@@ -48,7 +48,6 @@ from kvlab.results import Result as Result
 from kvlab.results import across as across
 from kvlab.results import fit_step_model as fit_step_model
 from kvlab.results import frame as frame
-from kvlab.results import paired_ratio as paired_ratio
 from kvlab.results import relative_difference as relative_difference
 from kvlab.results import rows as rows
 from kvlab.results import running_while_waiting as running_while_waiting

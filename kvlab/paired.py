@@ -42,6 +42,7 @@ def paired_ratio(changed: Sequence[Result], base: Sequence[Result], number: Numb
     The t interval is that of the logarithms: a ratio scatters by factors, and no interval of it may go below zero.
     None where nothing can be divided. Arms that did not take turns: the ratio of their means, and a note.
     """
+    changed, base = _present(changed, base)
     a, b = ([_values(result, number) for result in arm] for arm in (changed, base))
     if not took_turns(changed, base) and not len(changed) == len(base) == 1:
         return _of_means(chain(*a), chain(*b))
@@ -57,6 +58,14 @@ def paired_change(changed: Sequence[Result], base: Sequence[Result], number: Num
         return None
     ends = [None if end is None else end - 1 for end in (found.value, found.low, found.high)]
     return stats.Estimate(*ends, found.n, found.note)
+
+
+def _present(changed: Sequence[Result], base: Sequence[Result]) -> tuple[Sequence[Result], Sequence[Result]]:
+    """Without the turns that nobody ran, such as those that a profile got after the runs were stored."""
+    if len(changed) != len(base):
+        return changed, base
+    turns = [turn for turn in zip(changed, base, strict=True) if any(result.run is not None for result in turn)]
+    return [one for one, _ in turns], [other for _, other in turns]
 
 
 def _values(result: Result, number: Number) -> Sequence[float]:

@@ -104,15 +104,6 @@ def relative_difference(changed: list[Result], base: list[Result], name: str) ->
     return stats.mean_interval(found) if found else None
 
 
-def paired_ratio(over: list[Result], base: list[Result], name: str) -> stats.Estimate | None:
-    """Mean of over / base over repeats that both sides have, with its t interval; one pair has none, and says so."""
-    change = relative_difference(over, base, name)
-    if change is None:
-        return None
-    ends = [None if end is None else end + 1 for end in (change.value, change.low, change.high)]
-    return stats.Estimate(*ends, change.n, change.note)
-
-
 def single_or_mean(results: list[Result], name: str) -> stats.Estimate | None:
     """As `across`; a single run without an interval of its own says that it is one value."""
     found = across(results, name)

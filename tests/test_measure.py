@@ -545,15 +545,6 @@ def told(*values):
     return [measure.Result(c, None if v is None else Told(v)) for c, v in zip(cells, values, strict=True)]
 
 
-def test_a_ratio_is_that_of_pairs_with_an_interval_across_them():
-    drift = measure.paired_ratio(told(3.0, 6.0, 9.3), told(1.0, 2.0, 3.0), "q")  # arms drift together: pairs do not
-    assert drift.value == pytest.approx((3 + 3 + 3.1) / 3) and drift.n == 3
-    assert 2.8 < drift.low < drift.value < drift.high < 3.3
-    alone = measure.paired_ratio(told(3.0, None, None), told(2.0, None, None), "q")  # an older run of one turn
-    assert (alone.value, alone.low, alone.high, alone.note) == (1.5, None, None, "one value (needs 2)")
-    assert measure.paired_ratio(told(3.0, None), told(None, 2.0), "q") is None
-
-
 def test_a_single_run_without_an_interval_says_that_it_is_one_value():
     assert measure.single_or_mean(told(3.0, None, None), "q").note == "one value (needs 2)"
     assert measure.single_or_mean(told(3.0, 4.0), "q").note.startswith("two repeats")

@@ -97,3 +97,10 @@ def test_the_profile_of_the_cpu_gives_its_comparisons_the_turns_that_an_interval
     assert min([*turns, of.load.cross_check_turns]) >= paired.FEWEST
     assert of.chunked_prefill.side_by_side and of.preemption.side_by_side and of.cuda_graphs.side_by_side
     assert of.preemption.log_steps and of.preemption.server == of.preemption.pair_server  # one server for both
+
+
+def test_turns_that_nobody_ran_are_no_missing_runs():
+    some, other = arm([3.0], [1]), arm([2.0], [0])
+    nobody = [Result(some[0].cell, None)] * 2  # a profile with more repeats than the stored runs have
+    found = paired.paired_ratio([*some, *nobody], [*other, *nobody], "x")
+    assert (found.value, found.low, found.note) == (1.5, None, "fewer than three turns: too few for an interval")

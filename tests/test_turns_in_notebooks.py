@@ -25,7 +25,8 @@ class Made:
         summary |= {"ttft_p50_s": scale * (0.05 + cell.load.input_tokens / 5000), "queue_mean_s": 0.01 * scale}
         summary |= {"ttft_p50_s_low": 0.01, "ttft_p50_s_high": 9.0, "running_max": 3, "preemptions": cell.repeat}
         server = {"capacity": {"metric_blocks": 85, "metric_block_size": 32}}
-        self.manifest = {"summary": summary, "server": server, "certificate": {}}
+        created = f"2026-01-01T00:00:00.{index:03d}Z"  # one after another, as asked for
+        self.manifest = {"summary": summary, "server": server, "certificate": {}, "created_utc": created}
 
     def requests(self):
         return NO_ROWS
@@ -103,7 +104,11 @@ def test_one_turn_of_long_inputs_stays_measured_and_says_so(run):
     done = run("05_fp8_kv", 'plot.save(figure, lab, "fp8_kv"', turns=1)
     assert [c.id for c in done.claims] == ids
     (ratio,) = stated("ttft_ratio")
-    assert (ratio.measured, ratio.ci_low, ratio.reason) == (pytest.approx(2), None, "one value (needs 2)")
+    assert (ratio.measured, ratio.ci_low, ratio.reason) == (
+        pytest.approx(2),
+        None,
+        "fewer than three turns: too few for an interval",
+    )
     assert len(ratio.runs) == 2
     assert {c.reason for c in stated("queue_mean_s", input="long")} == {"one value (needs 2)"}
     assert {(c.ci_low, c.ci_high) for c in stated("ttft_p50_s", input="long")} == {(0.01, 9.0)}  # of the run's requests
