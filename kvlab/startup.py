@@ -66,6 +66,15 @@ def kv_bytes_from_parts(parts: Mapping[str, float]) -> float | None:
     return parts["requested"] - fixed - parts["peak_activation"]
 
 
+def tokens_given_back(before: Mapping[str, float], after: Mapping[str, float], kv_bytes_per_token: float) -> float | None:
+    """Tokens that fit into what a later start's profiling no longer holds back as peak activation; None if unknown.
+
+    A start that compiles does so within the run that measures the peak, and what that took for a moment stays reserved.
+    """
+    peaks = [parts.get("peak_activation") for parts in (before, after)]
+    return None if None in peaks else (peaks[0] - peaks[1]) / kv_bytes_per_token
+
+
 def moved_most(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[str, float] | None:
     """The part of memory that changed most between two starts, and by how many bytes; the pool itself left out."""
     changes = {name: after[name] - before[name] for name in before.keys() & after.keys() - {"kv", "requested"}}

@@ -72,6 +72,12 @@ def test_without_a_part_there_is_no_sum():
     assert startup.memory_bytes(None) == {}
 
 
+def test_what_a_warm_start_no_longer_holds_back_becomes_tokens():
+    cold, warm = {"peak_activation": 3_000_000.0}, {"peak_activation": 1_000_000.0}
+    assert startup.tokens_given_back(cold, warm, 1000) == 2000
+    assert startup.tokens_given_back(cold, {}, 1000) is None
+
+
 def test_the_part_that_moved_most_is_named_and_the_pool_is_none_of_them():
     cold = {"peak_activation": 2.0, "non_torch": 1.0, "kv": 5.0}
     assert startup.moved_most(cold, {"peak_activation": 1.5, "non_torch": 0.8, "kv": 5.7}) == ("peak_activation", -0.5)
