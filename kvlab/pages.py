@@ -27,7 +27,7 @@ from kvlab.prose import Notes, ProseError, Writer
 
 LANGUAGES = ("en", "zh")
 FRONT = ("question", "method")  # pages before the sections, and after them
-BACK = ("operations", "interview", "evidence", "limits", "versions")
+BACK = ("differs", "operations", "interview", "evidence", "limits", "versions")
 WITHOUT_NOTEBOOK = ("service_hit_rate", "hit_and_miss", "routing", "several_gpus")
 SIDE_LINE = "write words: quantity conditions @machine other-conditions, or @machine {place}"
 ON_OTHER = re.compile(r"(\S+) (\S+|\{[^{}]+\})")  # conditions, or a place
