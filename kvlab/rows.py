@@ -159,9 +159,15 @@ def gauge_mean(samples: pd.DataFrame, column: str, window: tuple[float, float] |
 def _gauge(samples: pd.DataFrame, column: str, start_s: float, end_s: float) -> pd.DataFrame | None:
     """t_s x worker. Workers are not scraped in the same instant: each keeps its last value until its next one."""
     inside = samples[(samples["t_s"] >= start_s) & (samples["t_s"] <= end_s)]
-    if not inside[column].notna().any():
-        return None
-    wide = inside.assign(worker=inside["worker"].fillna("")).pivot_table(
-        index="t_s", columns="worker", values=column, aggfunc="last"
-    )
-    return wide.ffill()
+    return _by_time(inside, column) if inside[column].notna().any() else None
+
+
+def _by_time(samples: pd.DataFrame, column: str) -> pd.DataFrame:
+    named = samples.assign(worker=samples["worker"].fillna(""))
+    return named.pivot_table(index="t_s", columns="worker", values=column, aggfunc="last").ffill()
+
+
+def over_workers(samples: pd.DataFrame, column: str) -> pd.Series:
+    """t_s -> a gauge summed over workers, from the first sample on; empty where none has a value."""
+    known = samples[samples[column].notna()]
+    return _by_time(known, column).sum(axis=1) if len(known) else pd.Series(dtype=float)
