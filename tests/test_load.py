@@ -381,18 +381,20 @@ def test_the_running_gauge_is_compared_with_the_target():  # pitfall 7
     assert certify(evidence(samples=gauge(1.0, 1.0)))["running_max"] == 1
 
 
-def test_the_running_gauges_of_several_workers_are_added():
-    def gauges(second):
-        rows = [{"t_s": 1.0 + i, "worker": "w0", "running": 1.0, "waiting": 0.0} for i in range(5)]
-        late = [{"t_s": 0.9 + i, "worker": "w1", "running": second, "waiting": 0.0} for i in range(5)]
-        return rows + late  # the last one of w1 before the plateau holds at its beginning
+def test_the_running_gauges_of_several_workers_are_added_scrape_by_scrape():
+    def gauges(*running):
+        """Five scrapes of two workers; the second answers later."""
+        found = [
+            (1.0 + i + k / 10, f"w{k}", value) for i in range(5) for k, value in enumerate(running[i % len(running)])
+        ]
+        return [{"t_s": t, "worker": worker, "running": value, "waiting": 0.0} for t, worker, value in found]
 
-    both = certify(evidence(samples=gauges(1.0)))
+    both = certify(evidence(samples=gauges((1.0, 1.0))))
     assert both["problems"] == [] and both["running_max"] == 2
-    one = certify(evidence(samples=gauges(0.0)))
+    one = certify(evidence(samples=gauges((1.0, 0.0), (0.0, 1.0))))  # it moves between the workers
     assert any("never saw more than 1 of 2" in p for p in one["problems"]) and one["running_max"] == 1
-    few = [row for row in gauges(0.0) if row["t_s"] < 4]  # six rows, but three samples of each
-    assert certify(evidence(samples=few))["problems"] == []
+    few = certify(evidence(samples=gauges((1.0, 0.0))[:6]))  # six rows, but three scrapes
+    assert few["problems"] == [] and few["running_max"] == 1
 
 
 def test_a_gauge_says_nothing_of_requests_that_end_between_two_scrapes():
