@@ -12,7 +12,7 @@ import pandas as pd
 from kvlab.config import LoadConfig
 from kvlab.driver import SERVER_GONE
 from kvlab.errors import ScrapeError
-from kvlab.rows import littles_law_residual
+from kvlab.rows import littles_law_residual, over_workers
 from kvlab.scrape import counter_delta
 
 LATE_S = 0.010  # a loop that wakes up later than this in 1 of 100 cases delays the stamps of the slowest events
@@ -147,7 +147,7 @@ def _delivery(e: Evidence, failures: list[str], problems: list[str]) -> dict[str
         problems.append(
             f"The server never saw more than {seen:.0f} of {target} requests at once: something in between limits them."
         )
-    running = e.samples["running"].dropna()
+    running = over_workers(e.samples, "running")
     return {
         "target_concurrency": target,
         "running_max": float(running.max()) if len(running) else None,
@@ -156,16 +156,18 @@ def _delivery(e: Evidence, failures: list[str], problems: list[str]) -> dict[str
 
 
 def _most_in_server(e: Evidence) -> float | None:
-    """Most requests, running and waiting, that a sample inside the plateau showed; None for fewer than 4 samples.
+    """Most requests, running and waiting, in all workers at once inside the plateau; None for fewer than 4 scrapes.
 
-    None too where requests are over before the next sample: a gauge cannot show them.
+    Each row of the samples is one worker's. None too where requests are over before the next scrape: a gauge cannot
+    show them.
     """
     rows = _measured(e)
     if e.window is None or (rows["end_s"] - rows["start_s"]).median() < 2 * e.load.sample_interval_s:
         return None
-    inside = e.samples[e.samples["t_s"].between(*e.window)]
-    totals = (inside["running"] + inside["waiting"]).dropna()
-    return None if len(totals) < 4 else float(totals.max())
+    both = e.samples.assign(both=e.samples["running"] + e.samples["waiting"])
+    totals = over_workers(both, "both")
+    inside = totals[(totals.index >= e.window[0]) & (totals.index <= e.window[1])]
+    return None if len(inside) < 4 else float(inside.max())
 
 
 def _accounts(e: Evidence, failures: list[str], problems: list[str]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class DynamoDeployment:
         self._log_dir = Path(log_dir) / f"dynamo-{id(self):x}"
         self.log_path = self._log_dir / "dynamo.log"
         self.programs: list[Leashed] = []
+        self._gpu_settings: dict[str, dict[str, str | None]] = {}
         self.endpoints: list[Endpoint] = []
         self._frontend: Leashed | None = None
         self._service: Service | None = None
@@ -86,6 +87,7 @@ class DynamoDeployment:
         argv += [*flags, *self._extra, "--kv-events-config", json.dumps(events_config(sockets))]
         env = {"VLLM_RPC_BASE_PATH": sockets} | SAME_NAMES | engine.environment(config, local_model=True)
         env |= caches.environment(config) | config.env
+        self._gpu_settings[place.worker] = engine.gpu_settings(config, env)
         program = Leashed(
             argv,
             port=port,
@@ -218,6 +220,7 @@ class DynamoDeployment:
         workers = [
             {"worker": place.worker, "port": p.port, "pid": p.pid}
             | place.told()
+            | self._gpu_settings[place.worker]
             | {"command": shlex.join(p.argv), "memory": processes.memory_of(p.id)}
             for place, p in zip(self.places, self.programs, strict=True)
         ]

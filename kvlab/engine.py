@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from kvlab import gpu
@@ -27,7 +28,7 @@ COMMON_ENV = {
     "NO_COLOR": "1",  # a notebook's kernel asks for colours, and the log could not be read
 }
 CPU_ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
-# Multicast over NVLink fails to initialise in many containers, and then the start hangs.
+# Multicast over NVLink fails to initialise in many containers, and then the start hangs: off on a host of several GPUs.
 MULTI_GPU_ENV = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
@@ -168,7 +169,8 @@ def environment(config: ServerConfig, *, local_model: bool) -> dict[str, str]:
     if config.engine == "cpu":
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would silently win over --kv-cache-memory-bytes
     chosen = {name: env[name] for name in MULTI_GPU_ENV if name in env}  # somebody may want multicast back
-    env |= own_environment(config) | chosen
+    several = config.engine == "cuda" and gpu.on_host() > 1
+    env |= own_environment(config) | (MULTI_GPU_ENV if several else {}) | chosen
     if stub := metadata_stub():
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(stub), env.get("PYTHONPATH")]))
     return env | config.env
@@ -185,6 +187,14 @@ def own_environment(config: ServerConfig) -> dict[str, str]:
     elif config.tensor_parallel_size > 1:
         env |= MULTI_GPU_ENV
     return env
+
+
+def gpu_settings(config: ServerConfig, env: Mapping[str, str]) -> dict[str, str | None]:
+    """As a run says it: what CUDA_VISIBLE_DEVICES names, and "off" where multicast is switched off; else null."""
+    if config.engine != "cuda":
+        return {"gpu": None, "multicast": None}
+    off = all(env.get(name) == value for name, value in MULTI_GPU_ENV.items())
+    return {"gpu": env.get("CUDA_VISIBLE_DEVICES") or None, "multicast": "off" if off else None}
 
 
 def metadata_stub() -> Path | None:

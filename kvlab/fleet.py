@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvlab import engine, gpu, service
+from kvlab import gpu, service
 from kvlab.client import Endpoint
 from kvlab.config import ServerConfig
 from kvlab.control import Capacity
@@ -76,11 +76,11 @@ def gpu_names() -> list[str]:
     return names[:count]
 
 
-def placed(config: ServerConfig, place: Place, gpus: int) -> ServerConfig:
-    """The worker's own configuration: its GPUs, and what several GPUs in one host need. `config.env` wins."""
+def placed(config: ServerConfig, place: Place) -> ServerConfig:
+    """The worker's own configuration, which shows it its GPUs only. `config.env` wins."""
     if not place.gpus:
         return config
-    env = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)} | (engine.MULTI_GPU_ENV if gpus > 1 else {})
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)}
     return config.model_copy(update={"env": env | config.env})
 
 
@@ -89,7 +89,7 @@ def allot(configs: Sequence[ServerConfig], placement: str) -> tuple[list[Place],
     gpus = gpu_names()
     _check_shared(configs, len(gpus))
     found = places(configs, sorted(os.sched_getaffinity(0)), gpus, placement)
-    return found, [placed(config, place, len(gpus)) for config, place in zip(configs, found, strict=True)]
+    return found, [placed(config, place) for config, place in zip(configs, found, strict=True)]
 
 
 def launcher(place: Place) -> tuple[str, ...]:

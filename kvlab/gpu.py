@@ -13,6 +13,11 @@ def gpus() -> list[dict[str, Any]]:
     return _nvml(lambda nvml, handles: [_gpu(nvml, handle) for handle in handles]) or []
 
 
+def on_host() -> int:
+    """How many NVIDIA GPUs the driver shows, also those that CUDA_VISIBLE_DEVICES leaves out."""
+    return _nvml(lambda nvml, _: nvml.nvmlDeviceGetCount()) or 0
+
+
 def other_gpu_processes() -> int | None:
     """Processes that compute on the visible GPUs and are not this one's children; null without a GPU."""
 

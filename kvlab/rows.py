@@ -140,10 +140,9 @@ def _by_worker(samples: pd.DataFrame):
 
 def gauge_max(samples: pd.DataFrame, column: str, start_s: float, end_s: float, *, add: bool) -> float | None:
     """Largest value within [start_s, end_s]: of the sum over workers (`add`), or of any one worker."""
-    wide = _gauge(samples, column, start_s, end_s)
-    if wide is None:
-        return None
-    return float((wide.sum(axis=1, min_count=1) if add else wide.max(axis=1)).max())
+    values = over_workers(samples, column) if add else samples.set_index("t_s")[column].dropna()
+    inside = values[(values.index >= start_s) & (values.index <= end_s)]
+    return float(inside.max()) if len(inside) else None
 
 
 def gauge_mean(samples: pd.DataFrame, column: str, window: tuple[float, float] | None) -> float | None:
@@ -165,3 +164,26 @@ def _gauge(samples: pd.DataFrame, column: str, start_s: float, end_s: float) -> 
         index="t_s", columns="worker", values=column, aggfunc="last"
     )
     return wide.ffill()
+
+
+def over_workers(samples: pd.DataFrame, column: str) -> pd.Series:
+    """t_s -> a gauge summed over workers at each scrape of all of them; empty where there is none.
+
+    Not of new values beside old ones: a request that went from one worker to another would count twice.
+    """
+    reported = samples[samples[column].notna()].sort_values("t_s", kind="stable")
+    names = reported["worker"].fillna("")
+    scrapes = reported.assign(scrape=_scrapes(names)).groupby("scrape")
+    found = scrapes.agg(t_s=("t_s", "last"), total=(column, "sum"), workers=(column, "size"))
+    return found[found["workers"] == names.nunique()].set_index("t_s")["total"]
+
+
+def _scrapes(workers: Iterable[str]) -> list[int]:
+    """The number of each sample's scrape, in order of time: the next one begins where a worker comes again."""
+    numbers: list[int] = []
+    seen: set[str] = set()
+    for worker in workers:
+        again = worker in seen
+        seen = {worker} if again else seen | {worker}
+        numbers.append((numbers[-1] if numbers else 0) + again)
+    return numbers

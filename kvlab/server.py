@@ -101,6 +101,7 @@ class VllmServer:
         self._gpu_memory: gpu_memory.GpuMemory | None = None
         self._others: set[str] = set()  # servers that were up before this one
         self._cache_files: int | None = None
+        self._gpu_settings: dict[str, str | None] = {}
 
     def __enter__(self) -> VllmServer:
         return self if self._leash is not None else self.start()
@@ -119,6 +120,7 @@ class VllmServer:
         self.argv = [*self._launcher, *engine.to_argv(self.config, self._model_path, self.port), *extra]
         env = engine.environment(self.config, local_model=model_files.is_local(self._model_path))
         env |= caches.environment(self.config) | self.config.env
+        self._gpu_settings = engine.gpu_settings(self.config, env)
         if self.config.engine == "cuda":
             self._gpu_memory, self._others = gpu_memory.GpuMemory(), {one.id for one in processes.list_servers()}
         self._cache_files = caches.prepare(self.config)
@@ -276,6 +278,7 @@ class VllmServer:
             "startup": asdict(self.startup),
             "memory": processes.memory_of(self.id) | {"gpu_own_bytes": self._gpu_bytes()},
             "cache_files_at_start": self._cache_files,
+            **self._gpu_settings,
         }
 
     def _gpu_bytes(self) -> int | None:

@@ -108,7 +108,9 @@ def test_a_compiled_cpu_server_compiles_and_a_hub_model_may_be_fetched(monkeypat
 
 def test_cuda_environment_and_the_order_of_precedence(monkeypatch):
     monkeypatch.setattr(engine, "metadata_stub", lambda: None)
-    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    monkeypatch.setattr(gpu, "on_host", lambda: 1)
+    for name in engine.MULTI_GPU_ENV:
+        monkeypatch.delenv(name, raising=False)
     one = engine.environment(ServerConfig(model="m"), local_model=False)
     assert "NCCL_NVLS_ENABLE" not in one and "VLLM_ENABLE_V1_MULTIPROCESSING" not in one
     two = engine.environment(ServerConfig(model="m", tensor_parallel_size=2), local_model=False)
@@ -121,6 +123,29 @@ def test_cuda_environment_and_the_order_of_precedence(monkeypatch):
     config = ServerConfig(model="m", tensor_parallel_size=2, env={"VLLM_SERVER_DEV_MODE": "0"})
     env = engine.environment(config, local_model=False)
     assert (env["NCCL_NVLS_ENABLE"], env["VLLM_SERVER_DEV_MODE"]) == ("1", "0")
+
+
+@pytest.mark.parametrize(("there", "visible"), [(1, None), (2, None), (2, "1")])
+def test_a_lone_server_has_no_multicast_where_there_are_several_gpus(monkeypatch, there, visible):
+    monkeypatch.setattr(engine, "metadata_stub", lambda: None)
+    for name in (*engine.MULTI_GPU_ENV, "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    count = {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: there}
+    ids = {"nvmlDeviceGetHandleByIndex": lambda i: i, "nvmlDeviceGetUUID": lambda i: f"GPU-{i}"}
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=OSError, **count, **ids))
+    config = ServerConfig(model="m")
+    env = engine.environment(config, local_model=False)
+    off = there > 1
+    assert {name: env.get(name) for name in engine.MULTI_GPU_ENV} == {
+        name: value if off else None for name, value in engine.MULTI_GPU_ENV.items()
+    }
+    assert engine.gpu_settings(config, env) == {"gpu": visible, "multicast": "off" if off else None}
+    on_cpu = ServerConfig(**CPU)
+    env = engine.environment(on_cpu, local_model=False)
+    assert "NCCL_NVLS_ENABLE" not in env
+    assert engine.gpu_settings(on_cpu, env) == {"gpu": None, "multicast": None}
 
 
 def check(**changes):

@@ -47,11 +47,11 @@ def test_tensor_parallel_workers_take_neighbouring_gpus():
         places([wide], [], ["0"], "spread")
 
 
-def test_a_placed_worker_sees_its_gpus_only_and_no_multicast_on_several():
-    place = fleet.Place("w1", ("1",))
-    assert fleet.placed(GPU, place, 1).env == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert fleet.placed(GPU, place, 2).env["NCCL_NVLS_ENABLE"] == "0"
-    assert fleet.placed(CPU, fleet.Place("w0"), 0) == CPU
+def test_a_placed_worker_sees_its_gpus_only():
+    assert fleet.placed(GPU, fleet.Place("w1", ("1",))).env == {"CUDA_VISIBLE_DEVICES": "1"}
+    own = GPU.model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": "3"}})
+    assert fleet.placed(own, fleet.Place("w1", ("1",))).env == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert fleet.placed(CPU, fleet.Place("w0")) == CPU
 
 
 def test_gpus_are_named_as_this_process_sees_them(monkeypatch):

@@ -381,6 +381,22 @@ def test_the_running_gauge_is_compared_with_the_target():  # pitfall 7
     assert certify(evidence(samples=gauge(1.0, 1.0)))["running_max"] == 1
 
 
+def test_the_running_gauges_of_several_workers_are_added_scrape_by_scrape():
+    def gauges(*running):
+        """Five scrapes of two workers; the second answers later."""
+        found = [
+            (1.0 + i + k / 10, f"w{k}", value) for i in range(5) for k, value in enumerate(running[i % len(running)])
+        ]
+        return [{"t_s": t, "worker": worker, "running": value, "waiting": 0.0} for t, worker, value in found]
+
+    both = certify(evidence(samples=gauges((1.0, 1.0))))
+    assert both["problems"] == [] and both["running_max"] == 2
+    one = certify(evidence(samples=gauges((1.0, 0.0), (0.0, 1.0))))  # it moves between the workers
+    assert any("never saw more than 1 of 2" in p for p in one["problems"]) and one["running_max"] == 1
+    few = certify(evidence(samples=gauges((1.0, 0.0))[:6]))  # six rows, but three scrapes
+    assert few["problems"] == [] and few["running_max"] == 1
+
+
 def test_a_gauge_says_nothing_of_requests_that_end_between_two_scrapes():
     short = [(i, i + 0.1) for i in range(6)]
     idle = [{"t_s": i + 0.5, "running": 0.0, "waiting": 0.0} for i in range(5)]

@@ -228,6 +228,7 @@ def launched(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("placement", "wanted"), [("spread", ["0", "1", "0"]), ("one", ["0", "0", "0"])])
 def test_the_workers_of_dynamo_have_their_gpus_as_those_of_a_fleet(monkeypatch, tmp_path, launched, placement, wanted):
     monkeypatch.setattr("kvlab.gpu.gpus", lambda: [{}, {}])
+    monkeypatch.setattr("kvlab.gpu.on_host", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = ServerConfig(model="tiny", kv_cache_memory_bytes=2**30, gpu_memory_utilization=0.01, env={"MINE": "1"})
     there = dynamo.DynamoDeployment(config, 3, tmp_path, placement).start()

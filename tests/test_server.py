@@ -100,6 +100,16 @@ def test_its_sockets_have_a_short_folder_of_their_own_that_goes_with_it(tmp_path
     assert not list(place.iterdir())
 
 
+def test_a_run_tells_the_gpu_of_a_lone_server_and_that_multicast_is_off(tmp_path, stand_in, monkeypatch):
+    monkeypatch.setattr("kvlab.gpu.on_host", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    config = ServerConfig(model="tiny", load_format="dummy", env={"CHILD": ""})
+    with VllmServer(config, log_dir=tmp_path) as running:
+        told, env = running.describe(), psutil.Process(running.pid).environ()
+    assert (told["gpu"], told["multicast"]) == ("1", "off")
+    assert engine.MULTI_GPU_ENV.items() <= env.items()
+
+
 def test_a_server_can_be_started_again_after_stop(tmp_path, stand_in):
     one = make(tmp_path)
     first = one.start().pid

@@ -270,6 +270,13 @@ def test_gauges_add_up_over_workers_that_are_scraped_one_after_the_other():
     assert found["waiting_max"] is None
 
 
+def test_a_request_that_goes_from_one_worker_to_another_counts_once():
+    frame = requests(request(0.0, [(0.5, 1), (2.0, 1)]))
+    moved = [("a", 0.1, 1), ("b", 0.2, 0), ("b", 0.6, 1), ("a", 0.7, 0)]  # who answers first differs
+    scrapes = samples(*({"t_s": t, "worker": worker, "running": n} for worker, t, n in moved))
+    assert summary(frame, scrapes)["running_max"] == 1
+
+
 def test_running_is_averaged_over_the_time_of_the_plateau():
     frame = requests(request(0.0, [(0.5, 1), (10.0, 1)]))
     scrapes = samples(*({"t_s": t, "running": n} for t, n in [(0.5, 100), (1.0, 4), (2.0, 8), (9.0, 100)]))
