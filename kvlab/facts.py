@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
-from kvlab import certificate, provenance, store
+from kvlab import certificate, gpu_time, provenance, store
 from kvlab.claims import parse_conditions
 from kvlab.measure import EXISTING
 
@@ -85,7 +84,8 @@ def about(machine: str) -> dict[str, Any]:
     """Provenance of a machine: hardware, engine, model, dates, number of runs, GPU minutes; unknown is None."""
     if machine == "article":
         return {"machine": machine, "published": True}
-    manifests = [run.manifest for run in store.list_runs(machine) if run.manifest.get("valid")]
+    stored = [run.manifest for run in store.list_runs(machine)]
+    manifests = [manifest for manifest in stored if manifest.get("valid")]
     own = [m for m in manifests if not _is_existing(m)]  # of the others only the client's hardware is known
     return {
         "machine": machine,
@@ -97,45 +97,10 @@ def about(machine: str) -> dict[str, Any]:
         "weights": _one(_weights(m["cell"]["server"]) for m in own),
         "dates": _dates([m["created_utc"][:10] for m in manifests]),
         "kvlab": _one(m["kvlab_version"] for m in manifests),
-        "gpu_minutes": gpu_minutes(own),
+        "gpu_minutes": gpu_time.minutes(m for m in stored if not _is_existing(m)),  # an invalid run took its time too
         "certificates": certificate.worst(m["certificate"] or {} for m in own),
         "software": _one(_software(m["provenance"] or {}) for m in own),
     }
-
-
-def gpu_minutes(manifests: Iterable[Mapping[str, Any]]) -> float | None:
-    """Minutes in which GPUs held servers that started or were measured, times their number; None without a GPU.
-
-    The union of all starts and loads: servers that start side by side are not counted twice.
-    """
-    spans: dict[int, list[tuple[datetime, datetime]]] = {}
-    for manifest in manifests:
-        gpus = len((manifest["provenance"] or {}).get("gpus") or ())
-        if gpus:
-            spans.setdefault(gpus, []).extend(_spans(manifest))
-    return sum(n * _union_s(times) for n, times in spans.items()) / 60 if spans else None
-
-
-def _spans(manifest: Mapping[str, Any]) -> list[tuple[datetime, datetime]]:
-    began = datetime.fromisoformat(manifest["created_utc"])
-    spans = [(began, began + timedelta(seconds=manifest["duration_s"] or 0))]
-    server = manifest["server"] or {}
-    if server.get("started_utc") and server.get("ready_s"):
-        began = datetime.fromisoformat(server["started_utc"])
-        spans.append((began, began + timedelta(seconds=server["ready_s"])))
-    return spans
-
-
-def _union_s(spans: Iterable[tuple[datetime, datetime]]) -> float:
-    total, end = 0.0, None
-    for began, ended in sorted(spans):
-        if end is None or began > end:
-            total += (ended - began).total_seconds()
-            end = ended
-        elif ended > end:
-            total += (ended - end).total_seconds()
-            end = ended
-    return total
 
 
 def _software(known: Mapping[str, Any]) -> str | None:

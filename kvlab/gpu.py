@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Any
 
@@ -9,7 +10,10 @@ import psutil
 
 
 def gpus() -> list[dict[str, Any]]:
-    """The NVIDIA GPUs this process may see: name, memory_bytes, driver, cuda_driver, mig. None at all is []."""
+    """The NVIDIA GPUs this process may see: id, name, memory_bytes, driver, cuda_driver, mig. None at all is [].
+
+    `id` tells GPUs apart and is made from the UUID, which itself would name the host.
+    """
     return _nvml(lambda nvml, handles: [_gpu(nvml, handle) for handle in handles]) or []
 
 
@@ -78,7 +82,9 @@ def _gpu(nvml, handle) -> dict[str, Any]:
             return None
 
     cuda = ask(nvml.nvmlSystemGetCudaDriverVersion)
+    uuid = ask(lambda: _text(nvml.nvmlDeviceGetUUID(handle)))
     return {
+        "id": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else None,
         "name": _text(nvml.nvmlDeviceGetName(handle)),
         "memory_bytes": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
         "driver": ask(lambda: _text(nvml.nvmlSystemGetDriverVersion())),

@@ -30,17 +30,19 @@ def text(profile_name: str, machine: str) -> tuple[str, list[KvlabError]]:
     ]
     sections, waiting = list(run.notebooks()), without_run(lab.machine)
     took = time_left.of_sections(sections, lab.profile, lab.machine)
-    for section, (seconds, where, why) in took.items():
+    for section, found in took.items():
         stored = len([r for r in store.list_runs(lab.machine, section) if r.manifest.get("valid")])
-        shown = "-" if seconds is None else f"{seconds:.0f}"
-        lines.append(f"{section:<16} {stored:>11} {waiting.get(section, ''):>12} {shown:>9}  {where or why}")
+        shown = "-" if found.seconds is None else f"{found.seconds:.0f}"
+        lines.append(
+            f"{section:<16} {stored:>11} {waiting.get(section, ''):>12} {shown:>9}  {found.machine or found.why}"
+        )
     if waiting:
         lines += ["", "Wait for one: claims of the last replay or measurement whose point has no run on this machine."]
-    about = _in_all(took)
-    found = ready.problems(lab)
+    about = [_in_all(took), time_left.gpu_told(took, lab.profile.server.engine)]
+    against = ready.problems(lab)
     passed = f"Checked as before measuring: {', '.join(ready.checks(lab))}. Nothing stands against it."
-    verdict = "\n".join(["This profile cannot be measured here:", *map(str, found)]) if found else passed
-    return "\n".join([*lines, "", about, "", verdict]), found
+    verdict = "\n".join(["This profile cannot be measured here:", *map(str, against)]) if against else passed
+    return "\n".join([*lines, "", *filter(None, about), "", verdict]), against
 
 
 def _in_all(took: dict[str, time_left.Took]) -> str:

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import typer
 
-from kvlab import batch, measure, outcome, parameters, profile, quiet, ready, run, store, time_left
+from kvlab import batch, gpu_time, measure, outcome, parameters, profile, quiet, ready, run, store, time_left
 from kvlab.errors import ConfigError, EngineMissing, NotebookError
 from kvlab.files import check_writable, near
 from kvlab.invocation import as_typed
@@ -96,6 +97,7 @@ def execute(sections: list[str], asked: Asked, *, go_on: bool = False) -> Execut
         )
     finally:
         progress.warn()
+        progress.used()
         if mode != "replay":
             store.forget_attempt(lab.machine)
     return Executed(lab.machine, timings, failures, what_if)
@@ -153,12 +155,15 @@ class _Progress:
         self.lab, self.mode, self.paths = lab, mode, paths
         self.left = time_left.of_sections([_name(path) for path in todo], lab.profile, lab.machine)
         self.broken, self.taken_over = self._set_aside(), False
+        self.began_utc = datetime.now(UTC)
 
     def start(self) -> None:
         typer.echo(f"machine {self.lab.machine}, profile {self.lab.profile.name}, mode {self.mode}")
         if self.mode == "replay":
             stored = ", ".join(name for name in store.machines() if name != measure.PUBLISHED)
             typer.echo(f"stored machines: {stored} (--machine, or MACHINE= with make, chooses)")
+        elif not self.lab.base_url and (estimate := time_left.gpu_told(self.left, self.lab.profile.server.engine)):
+            typer.echo(estimate)
 
     def begun(self, section: str, measures: bool) -> None:
         place = [_name(path) for path in self.paths].index(section) + 1
@@ -185,6 +190,15 @@ class _Progress:
                 f"Next: {others} writes the claims of all sections anew, from their runs",
                 err=True,
                 fg="yellow",
+            )
+
+    def used(self) -> None:
+        """GPU minutes of the runs that were stored since the command began; nothing where none saw a GPU."""
+        made = [run.manifest for run in store.list_runs(self.lab.machine)] if self.mode != "replay" else []
+        made = [m for m in made if datetime.fromisoformat(m["created_utc"]) >= self.began_utc]
+        if (minutes := gpu_time.minutes(made)) is not None:
+            typer.echo(
+                f"GPU minutes used: {minutes:.1f}, by the runs stored now; failed starts and idle time are not in it"
             )
 
     def _set_aside(self) -> set[str]:

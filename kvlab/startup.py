@@ -66,7 +66,9 @@ def kv_bytes_from_parts(parts: Mapping[str, float]) -> float | None:
     return parts["requested"] - fixed - parts["peak_activation"]
 
 
-def tokens_given_back(before: Mapping[str, float], after: Mapping[str, float], kv_bytes_per_token: float) -> float | None:
+def tokens_given_back(
+    before: Mapping[str, float], after: Mapping[str, float], kv_bytes_per_token: float
+) -> float | None:
     """Tokens that fit into what a later start's profiling no longer holds back as peak activation; None if unknown.
 
     A start that compiles does so within the run that measures the peak, and what that took for a moment stays reserved.

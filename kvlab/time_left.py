@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from kvlab import claims, store
+from kvlab import claims, gpu_time, store
 from kvlab.errors import StoreError
 from kvlab.profile import Profile
 
@@ -15,14 +14,20 @@ NO_GRID = "not in this profile"
 NEVER = "not measured before"
 UNFINISHED = "not finished before"
 WANTED = (NEVER, UNFINISHED)  # what a sum leaves out; the other two take no time
+NO_TIME = (NO_RUNS, NO_GRID)
 
 
 class Took(NamedTuple):
-    """`seconds` of a section's starts and loads on `machine`; both null where `why` says why that is not known."""
+    """`seconds` of a section's starts and loads on `machine`; both null where `why` says why that is not known.
+
+    What ran at once counts once; drawing and the time between two sittings are not in it. `gpu_minutes` counts each
+    GPU, and is null where the runs saw none.
+    """
 
     seconds: float | None
     machine: str | None = None
     why: str | None = None
+    gpu_minutes: float | None = None
 
 
 def of_sections(sections: Sequence[str], profile: Profile, machine: str) -> dict[str, Took]:
@@ -41,7 +46,9 @@ def _of_section(section: str, profile: Profile, cited: dict[str, set[str]]) -> T
     for machine, ids in cited.items():
         runs = [run for run in store.list_runs(machine, section) if run.manifest.get("profile") == profile.name]
         if any(run.id in ids for run in runs):
-            return Took(busy_s(run.manifest for run in runs), machine)
+            manifests = [run.manifest for run in runs]
+            seconds = gpu_time.union_s(span for manifest in manifests for span in gpu_time.spans(manifest))
+            return Took(seconds, machine, gpu_minutes=gpu_time.minutes(manifests))
         why = UNFINISHED if runs else why
     return Took(None, why=why)
 
@@ -55,28 +62,6 @@ def _cited(machine: str) -> set[str]:
     return {run for text in named for run in text.split(";")}
 
 
-def busy_s(manifests: Iterable[dict[str, Any]]) -> float:
-    """Seconds in which a server started or a load ran; what ran at once counts once.
-
-    Drawing, and the time between two sittings, are not in it.
-    """
-    spans, end, total = sorted(span for manifest in manifests for span in _spans(manifest)), float("-inf"), 0.0
-    for start, stop in spans:
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return total
-
-
-def _spans(manifest: dict[str, Any]) -> list[tuple[float, float]]:
-    server = manifest.get("server") or {}
-    times = ((server.get("started_utc"), server.get("ready_s")), (manifest["created_utc"], manifest.get("duration_s")))
-    return [(began, began + took) for utc, took in times if utc and took for began in [_seconds(utc)]]
-
-
-def _seconds(utc: str) -> float:
-    return datetime.fromisoformat(utc).timestamp()
-
-
 def told(took: dict[str, Took]) -> str:
     """What a measurement of these sections may take yet, in words; "" where nothing is known."""
     known = [found for found in took.values() if found.seconds is not None]
@@ -87,3 +72,17 @@ def told(took: dict[str, Took]) -> str:
     without = f", without {unknown}" if unknown else ""
     minutes = sum(found.seconds for found in known) / 60
     return f"; about {minutes:.1f} minutes left at most{without}, going by runs of this profile on {where}"
+
+
+def gpu_told(took: dict[str, Took], engine: str) -> str:
+    """The GPU minutes that measuring these sections takes at most, in words; "" for an engine without a GPU."""
+    if engine == "cpu":
+        return ""
+    known = [found for found in took.values() if found.gpu_minutes is not None]
+    unknown = ", ".join(name for name, found in took.items() if found.gpu_minutes is None and found.why not in NO_TIME)
+    if not known:
+        return "GPU minutes: not measured before" if unknown else ""
+    where = ", ".join(dict.fromkeys(found.machine for found in known))
+    without = f"; not in it: {unknown}" if unknown else ""
+    total = sum(found.gpu_minutes for found in known)
+    return f"GPU minutes: about {total:.1f} at most, going by runs of this profile on {where}{without}"

@@ -1,12 +1,6 @@
 """What prose may quote: the right claim, and what runs say of their machine."""
 
-from datetime import UTC, datetime, timedelta
-
-import pytest
-
 from kvlab import claims, facts
-
-START = datetime(2026, 1, 2, 10, tzinfo=UTC)
 
 
 def table(tmp_path, *rows):
@@ -36,33 +30,3 @@ def test_slips_are_told_only_where_the_committed_machines_are_here(tmp_path):
     only_published = facts.facts("h200", {"article": one} | {name: one.iloc[:0] for name in ("h200", "cpu-tiny")})
     assert only_published.known("load", "y")
     assert {"5-10", "5", "10"} <= every.settings
-
-
-def manifest(began_s, duration_s, *, gpus=1, started_s=None, ready_s=None):
-    server = {} if started_s is None else {"started_utc": at(started_s), "ready_s": ready_s}
-    return {
-        "created_utc": at(began_s),
-        "duration_s": duration_s,
-        "server": server,
-        "provenance": {"gpus": [{"name": "GPU"}] * gpus},
-    }
-
-
-def at(seconds):
-    return (START + timedelta(seconds=seconds)).isoformat()
-
-
-@pytest.mark.parametrize(
-    ("runs", "minutes"),
-    [
-        ([], None),
-        ([manifest(0, 60, gpus=0)], None),
-        ([manifest(0, 60)], 1),
-        ([manifest(0, 60), manifest(30, 60)], 1.5),  # side by side is not twice
-        ([manifest(100, 60, started_s=0, ready_s=60)], 2),
-        ([manifest(0, 60, gpus=2), manifest(600, 60)], 3),
-        ([manifest(0, None)], 0),
-    ],
-)
-def test_gpu_minutes_are_the_union_of_starts_and_loads(runs, minutes):
-    assert facts.gpu_minutes(runs) == minutes

@@ -40,6 +40,15 @@ def test_the_first_screen_of_the_readme_holds_no_number_outside_its_table():
     assert stray.number_in(text, "en", KNOWN.conditions, KNOWN.names) == ""
 
 
+def test_the_readme_names_the_cores_and_the_memory_of_all_hosts():
+    def host(cores, gib):
+        return {"gpus": [{"name": "GPU"}], "cpu": "CPU", "cores": {"usable": cores}, "memory_bytes": gib * 2**30}
+
+    told = readme_table()._hardware([host(16, 126), host(32, 252), host(16, 252)])
+    assert told == "GPU, CPU, 16 or 32 cores, 126 or 252 GiB memory"
+    assert readme_table()._hardware([host(2, 24)]) == "GPU, CPU, 2 cores, 24 GiB memory"
+
+
 def test_the_words_of_the_readmes_table_name_the_conditions_of_its_claims():
     for words, machine, wanted in readme_table().ROWS:
         held = {value.replace(",", "") for pair in wanted.split("/")[-1].split(";") for value in pair.split("=")[1:]}

@@ -192,12 +192,14 @@ def test_what_a_gpu_does_not_report_is_null_and_does_not_hide_the_others(monkeyp
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     first, second = gpu.gpus()
     assert first == {
+        "id": "742563b1",
         "name": "NVIDIA H200",
         "memory_bytes": 141 * 2**30,
         "driver": "570.1",
         "cuda_driver": "13.0",
         "mig": True,
     }
+    assert second["id"] != first["id"]
     assert (second["name"], second["memory_bytes"], second["mig"]) == ("NVIDIA GB10", None, None)
     assert gpu.other_gpu_processes() == 1  # this very process is not another one
     assert provenance.hardware().gpus[1]["memory_bytes"] == provenance.memory_bytes()

@@ -1,5 +1,7 @@
 """How long a measurement may take yet: from runs of a machine that has finished the section with the same profile."""
 
+from datetime import datetime
+
 import pytest
 from tables_for_tests import request, requests, samples
 
@@ -17,7 +19,7 @@ def data(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
 
 
-def measured(machine, section="load", *, of="cpu-tiny", finished=True, seconds=(60.0, 90.0)):
+def measured(machine, section="load", *, of="cpu-tiny", finished=True, seconds=(60.0, 90.0), gpus=()):
     """A section of one run a duration, on two servers started at once, in 30 s; its claims, where it is finished."""
     server, runs = ServerConfig(model="tiny", engine="cpu"), []
     for n, duration_s in enumerate(seconds):
@@ -25,6 +27,7 @@ def measured(machine, section="load", *, of="cpu-tiny", finished=True, seconds=(
         about = {"key": f"{n:08d}{machine}", "valid": True, "problems": [], "profile": of, "duration_s": duration_s}
         about |= {"cell": Cell(name=f"c{n}", server=server, load=load).model_dump(mode="json")}
         about |= {"created_utc": f"2026-11-29T10:{10 * n + 1:02d}:00.000Z"}
+        about |= {"provenance": {"gpus": [{"name": "GPU", "id": name} for name in gpus]}}
         about |= {"server": {"started_utc": STARTED, "ready_s": 30.0 - n}}
         runs.append(store.save_run(machine, section, about, requests(request()), samples()).id)
     made = [claims.claim(section, "q", unit="s", measured=1.0, runs=runs)] if finished else []
@@ -37,20 +40,20 @@ def of(section="load", machine="mine", chosen=TINY):
 
 def test_what_ran_at_once_counts_once():
     measured("mine")
-    assert of() == (180.0, "mine", None)  # 30 s of two starts, and the loads
+    assert of()[:3] == (180.0, "mine", None)  # 30 s of two starts, and the loads
 
 
 def test_the_machine_itself_comes_first_and_else_one_that_has_finished():
     measured("an-other", seconds=(400.0,))
-    assert of() == (430.0, "an-other", None)
+    assert of()[:3] == (430.0, "an-other", None)
     measured("mine", finished=False, seconds=(5.0,))
-    assert of() == (430.0, "an-other", None)  # half of it says nothing of the whole
+    assert of()[:3] == (430.0, "an-other", None)  # half of it says nothing of the whole
     measured("mine")
     assert of().machine == "mine" and of(machine="third").machine == "an-other"
 
 
 def test_where_nobody_finished_it_there_is_no_estimate():
-    assert of() == (None, None, time_left.NEVER)
+    assert of()[:3] == (None, None, time_left.NEVER)
     measured("mine", of="h200")
     assert of().why == time_left.NEVER  # another profile
     measured("mine", finished=False)
@@ -94,3 +97,41 @@ def test_check_says_in_words_what_was_never_measured_and_that_the_sum_leaves_it_
     assert lines["startup"].endswith("-  not measured before") and lines["hit_and_miss"].endswith(time_left.NO_RUNS)
     about = next(line for line in shown.splitlines() if line.startswith("Measuring everything anew"))
     assert "about 3.0 minutes" in about and "startup (not measured before)" in about and "hit_and_miss" not in about
+
+
+def measuring(capsys, engine="cuda", *, again=None, mode="auto", base_url="", todo=("load",)):
+    """What a command says before its first section and after its last one; `again` measures between the two."""
+    chosen = TINY.model_copy(update={"server": TINY.server.model_copy(update={"engine": engine})})
+    paths = [notebook_of(name) for name in todo]
+    progress = sections._Progress(Lab("load", chosen, "mine", mode, base_url), mode, paths, paths)
+    progress.start()
+    before = capsys.readouterr().out
+    if again:
+        progress.began_utc = datetime.fromisoformat(STARTED)
+        again()
+    progress.used()
+    return before, capsys.readouterr().out
+
+
+def test_gpu_minutes_are_told_before_a_measurement_and_those_used_after_it(capsys):
+    before, after = measuring(capsys, again=lambda: measured("mine", gpus=("a", "b")))
+    assert before.endswith("GPU minutes: not measured before\n")
+    assert after.startswith("GPU minutes used: 6.0, by the runs stored now")  # 180 s on both
+    before, after = measuring(capsys, todo=("load", "startup"))
+    assert "GPU minutes: about 6.0 at most, going by runs of this profile on mine; not in it: startup\n" in before
+    assert after == ""  # nothing was stored since
+
+
+def test_where_no_gpu_is_ours_none_is_counted(capsys):
+    measured("mine", gpus=("a",))
+    assert "GPU" not in measuring(capsys, base_url="http://127.0.0.1:1")[0]
+    assert "GPU" not in measuring(capsys, mode="replay")[0] + measuring(capsys, "cpu")[0]
+    measured("mine")
+    assert measuring(capsys, again=lambda: measured("mine"))[1] == ""
+
+
+def test_check_states_the_gpu_minutes_of_a_gpu_profile():
+    assert "GPU minutes" not in overview.text("cpu-tiny", "mine")[0]
+    assert "GPU minutes: not measured before" in overview.text("h200", "mine")[0]
+    measured("mine", of="h200", gpus=("a",))
+    assert "GPU minutes: about 3.0 at most, going by runs of this profile on mine" in overview.text("h200", "mine")[0]

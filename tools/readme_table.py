@@ -65,7 +65,15 @@ def _manifests(machine: str) -> list[dict[str, Any]]:
 def _machine(machine: str) -> str:
     manifests = _manifests(machine)
     engines = sorted({line for manifest in manifests if (line := engine_line(manifest))})
-    return f"{hardware_line(manifests[0]['provenance'])}, {' and '.join(engines)}, {len(manifests)} runs"
+    return f"{_hardware([m['provenance'] for m in manifests])}, {' and '.join(engines)}, {len(manifests)} runs"
+
+
+def _hardware(hosts: list[dict[str, Any]]) -> str:
+    """The hardware of all hosts in one line, with each number of cores and each size of memory that runs saw."""
+    names = " or ".join(dict.fromkeys(hardware_line(host | {"cores": None, "memory_bytes": None}) for host in hosts))
+    cores = sorted({host["cores"]["usable"] for host in hosts})
+    memory = sorted({round(host["memory_bytes"] / 2**30) for host in hosts})
+    return f"{names}, {' or '.join(map(str, cores))} cores, {' or '.join(map(str, memory))} GiB memory"
 
 
 def client() -> str:
