@@ -173,6 +173,8 @@ class VllmServer:
                 if self._answers(max(5.0, deadline - probed)):
                     break
             time.sleep(POLL_S)
+        for name in self._read_phases(read_to)[0]:  # logged between the last look and the answer
+            self._began_s.setdefault(name, time.monotonic() - self._began)
         self._take_stock(time.monotonic() - answer_began)
 
     def _read_phases(self, offset: int) -> tuple[list[str], int]:

@@ -228,7 +228,7 @@ def test_right_answers_follow_the_data(tmp_path, monkeypatch):
     lines = path.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if old in line)
     measured = lines[at].split(old)[1].split(",")[0]
-    lines[at] = lines[at].replace(old + measured, f"{old}{10 * float(measured):g}")
+    lines[at] = lines[at].replace(old + measured, f"{old}{10 * float(measured)!r}")
     path.write_text("\n".join(lines) + "\n")
     before = PARTS["9.predict"].right(Facts())
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
