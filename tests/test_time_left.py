@@ -135,3 +135,12 @@ def test_check_states_the_gpu_minutes_of_a_gpu_profile():
     assert "GPU minutes: not measured before" in overview.text("h200", "mine")[0]
     measured("mine", of="h200", gpus=("a",))
     assert "GPU minutes: about 3.0 at most, going by runs of this profile on mine" in overview.text("h200", "mine")[0]
+
+
+def test_a_command_tells_both(capsys, monkeypatch):
+    monkeypatch.setattr("kvlab.provenance.gpus", lambda: [{"name": "GPU", "memory_bytes": 141 * 2**30}])
+    monkeypatch.setattr(sections, "_require_engine", lambda *_: None)
+    monkeypatch.setattr(sections.batch, "execute", lambda *_, **__: ({}, {}))
+    monkeypatch.setattr(sections._Progress, "used", lambda self: print("used"))
+    sections.execute(["load"], sections.Asked("h200", "mine", "auto"))
+    assert capsys.readouterr().out.splitlines()[-2:] == ["GPU minutes: not measured before", "used"]
