@@ -15,6 +15,18 @@ from kvlab.measure import EXISTING
 
 COMMITTED = ("article", "h200", "cpu-tiny")
 HERE = "here"  # the report's own machine, whatever its name
+STAMPED = (
+    "ttft",
+    "itl",
+    "tpot",
+    "latency",
+    "throughput",
+    "resume",
+    "requests_per_s",
+    "paused_s",
+    "client_queue",
+    "wall",
+)
 FIELDS = ("hardware", "engine", "model", "weights", "dates", "runs", "kvlab", "gpu_minutes")
 
 
@@ -69,12 +81,27 @@ class Facts:
 
 
 def facts(own: str, tables: Mapping[str, pd.DataFrame]) -> Facts:
-    """Facts from the tables that `claims.read` gives; null is None."""
+    """Facts from the tables that `claims.read` gives; null is None. `late` of a row: see `by_late_client`."""
     rows = {}
     for machine, table in tables.items():
-        plain = table.astype(object).where(table.notna(), None)
-        rows[machine] = tuple(plain.to_dict("records"))
+        plain, late = table.astype(object).where(table.notna(), None), late_runs(machine)
+        rows[machine] = tuple(row | {"late": by_late_client(row, late)} for row in plain.to_dict("records"))
     return Facts(own, rows)
+
+
+def late_runs(machine: str) -> set[str]:
+    """The runs of a machine whose load generator was over the limits of its certificate."""
+    runs = [] if machine == "article" else store.list_runs(machine)
+    return {run.id for run in runs if certificate.over_limits(run.manifest["certificate"] or {})}
+
+
+def by_late_client(row: Mapping[str, Any], late: set[str]) -> bool:
+    """Whether a claim is made of the client's stamps, and one of the late runs is behind it.
+
+    A section may read the runs of another one, so a run counts wherever it lies.
+    """
+    stamped = any(word in row["quantity"] for word in STAMPED)
+    return stamped and not late.isdisjoint(str(row["runs"] or "").split(";"))
 
 
 # -- what runs say of their machine ---------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import pandas as pd
 
 from kvlab import (
     __version__,
+    behind,
     claims,
     client_processes,
     display,
@@ -112,6 +113,7 @@ def content(
         for name, path in run.notebooks().items()
     }
     marks = prose.Notes("findings")
+    cards = findings.build(writer, language, marks, pictures or small_pictures(machine))
     contents = _contents(sections, tables[machine], writer, language)
     failed = (tables[machine]["state"] == "failed").any()
     return {
@@ -125,7 +127,9 @@ def content(
         "client": instrument.page(writer.words["instrument"]),
         "client_processes": client_processes.page(writer.words["client_processes"], language),
         "overview": pages.page("overview", writer, language),
-        "findings": findings.build(writer, language, marks, pictures or small_pictures(machine)),
+        "findings": cards,
+        "findings_late": any(prose.LATE in card.body for card in cards),
+        "late_mark": prose.late_mark(writer.words),
         "findings_why": marks.reasons,
         "contents": contents,
         "failed_in": [page for page in contents if page["name"] == "limits"] if failed else [],
@@ -156,6 +160,8 @@ def _contents(sections: dict[str, dict], own: pd.DataFrame, writer, language: st
         else:
             told = {"title": text.title, "lead": text.lead, "body": text.body, "why": text.why}
         missing = _missing(own, list(sections), language) if name == "limits" else []
+        shown = [told["lead"], told["body"], *(prose.LATE * row["late"] for row in base["headline"] + base["rest"])]
+        told["late"] = any(prose.LATE in text for text in shown)
         found.append(blank | base | told | {"name": name, "number": number, "missing": missing})
     return found
 
@@ -189,7 +195,7 @@ def section(
     machine, language = writer.facts.own, writer.language
     own = tables[machine][tables[machine]["section"] == name]
     others = {name: table.set_index("id")["measured"].to_dict() for name, table in tables.items() if name != machine}
-    rows = [_row(row, others, language) for row in own.to_dict("records")]
+    rows = [_row(row, others, language) for row in writer.facts.claims[machine] if row["section"] == name]
     said = [row for row in rows if row["state"] in ("measured", "computed")]
     order = sorted(said, key=lambda row: (not (row["computed"] and row["measured"]), not row["measured"]))
     headline = order[:HEADLINE]  # sorted is stable: within each kind the notebook's order
@@ -236,7 +242,8 @@ def _row(row: dict[str, Any], others: Mapping[str, Mapping[str, Any]], language:
         if row["id"] in known
     }
     reason = phrases.said(texts["reason"], language) if texts["reason"] else ""
-    return texts | numbers | {"beside": beside, "state": row["state"], "reason": reason}
+    late = bool(texts["measured"]) and row["late"]
+    return texts | numbers | {"beside": beside, "state": row["state"], "reason": reason, "late": late}
 
 
 def _has(table: pd.DataFrame, own: pd.DataFrame) -> bool:
@@ -248,7 +255,9 @@ def _figure(file: Path, writer: prose.Writer) -> dict[str, Any]:
     picture = file.with_suffix(".svg").read_bytes()
     width, height = (round(PX_PER_PT * float(pt)) for pt in _size_pt(picture))
     text = base64.b64encode(picture).decode()
-    told = {"name": file.stem, "alt": _caption(info["alt"], file.stem, writer), "runs": info["runs"]}
+    told = {"name": file.stem, "alt": _caption(info["alt"], file.stem, writer)}
+    told["behind"] = behind.of_figure(file.stem, info["notebook"], info["runs"], picture, writer.facts)
+    told["elsewhere"] = behind.listed().get(file.stem, {}).get("elsewhere")
     return told | {"svg": text, "file": file.with_suffix(".svg"), "width": width, "height": height}
 
 

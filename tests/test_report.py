@@ -242,9 +242,26 @@ def test_each_figure_names_its_runs(tmp_path):
     file = store.figures_dir("mine") / "load.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": ["c1-r0-abc", "c2-r0-def"]}))
     text = built(tmp_path)
-    assert "Runs behind it: 2" in text and "c1-r0-abc, c2-r0-def" in text
+    assert "Runs behind it: 2 of mine" in text and "c1-r0-abc, c2-r0-def" in text
+    long = [f"c{n}-r0" for n in range(7)]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": long}))
+    text = built(tmp_path)
+    assert "7 of mine" in text and re.search(r'<details class="names">.*?c0-r0, c1-r0', text, re.S)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": []}))
     assert "No run of mine is behind it" in built(tmp_path)
+
+
+def test_a_number_of_a_late_client_is_marked_wherever_it_stands(tmp_path, monkeypatch):
+    small_machine()
+    assert "†" not in built(tmp_path)
+    monkeypatch.setattr(report.facts, "late_runs", lambda machine: {"late-run"})
+    file = store.machine_dir("mine") / claims.FILE
+    table = claims.read(store.machine_dir("mine"))
+    table.loc[table["measured"].notna(), "runs"] = "early;late-run"
+    table.to_csv(file, index=False)
+    page = built(tmp_path)
+    assert 'href="#method" title="The load generator was over' in page and page.count("668.1 ms<sup>") == 1
+    assert "† The load generator was over the limits" in page
 
 
 def test_a_formula_that_goes_on_beyond_the_screen_shows_it():
