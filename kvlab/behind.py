@@ -15,7 +15,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from kvlab import store
 from kvlab.claims import parse_conditions
 from kvlab.facts import Facts
 
@@ -53,7 +52,7 @@ def of_figure(name: str, section: str, own_runs: Sequence[str], svg: bytes, fact
     """What is behind a section's figure: the runs that it names itself, and those of the other machines in it."""
     drawn = listed().get(name, {}).get("drawn", [section])
     others = [machine for machine in machines_in(svg, facts.claims) if machine != facts.own]
-    found = [_behind(facts.own, own_runs)] if own_runs else []
+    found = [_behind(facts.own, own_runs, facts)] if own_runs else []
     return found + _of_claims(others, drawn, facts)
 
 
@@ -63,20 +62,14 @@ def of_small(drawn: Sequence[str], picture: str, facts: Facts) -> list[Behind]:
 
 
 def _of_claims(machines: Iterable[str], drawn: Sequence[str], facts: Facts) -> list[Behind]:
-    found = [_behind(machine, runs(facts.claims[machine], drawn)) for machine in machines]
+    found = [_behind(machine, runs(facts.claims[machine], drawn), facts) for machine in machines]
     return [one for one in found if one.published or one.runs]
 
 
-def _behind(machine: str, names: Iterable[str]) -> Behind:
-    names = tuple(sorted(set(names)))
-    folders = {f"data/{machine}/{path}" for path in folders_of(machine, names)}
+def _behind(machine: str, names: Iterable[str], facts: Facts) -> Behind:
+    names, known = tuple(sorted(set(names))), facts.folders.get(machine, {})
+    folders = {f"data/{machine}/{known[name]}" for name in names if name in known}
     return Behind(machine, names, tuple(sorted(folders)), machine == "article")
-
-
-def folders_of(machine: str, names: Iterable[str]) -> set[str]:
-    """The sections in whose folders these runs lie: a section may read the runs of another one."""
-    wanted = set(names)
-    return {run.path.parent.name for run in store.list_runs(machine) if run.id in wanted} if wanted else set()
 
 
 def runs(rows: Iterable[Mapping[str, Any]], drawn: Sequence[str]) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -32,10 +32,14 @@ FIELDS = ("hardware", "engine", "model", "weights", "dates", "runs", "kvlab", "g
 
 @dataclass(frozen=True)
 class Facts:
-    """Claims by machine, and the machine that the report is about. `claims[machine]` holds a machine's rows."""
+    """Claims by machine, and the machine that the report is about. `claims[machine]` holds a machine's rows.
+
+    `folders[machine]`: the section in whose folder each of its runs lies; a section may read the runs of another one.
+    """
 
     own: str
     claims: Mapping[str, tuple[dict[str, Any], ...]]
+    folders: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def find(self, machine: str, section: str, quantity: str, conditions: str = "") -> dict[str, Any] | None:
         """The claim whose conditions hold all of these and say least beyond them; one with a number comes first."""
@@ -82,17 +86,19 @@ class Facts:
 
 def facts(own: str, tables: Mapping[str, pd.DataFrame]) -> Facts:
     """Facts from the tables that `claims.read` gives; null is None. `late` of a row: see `by_late_client`."""
-    rows = {}
+    rows, folders = {}, {}
     for machine, table in tables.items():
-        plain, late = table.astype(object).where(table.notna(), None), late_runs(machine)
+        runs = stored_runs(machine)
+        late = {run.id for run in runs if certificate.over_limits(run.manifest["certificate"] or {})}
+        plain = table.astype(object).where(table.notna(), None)
         rows[machine] = tuple(row | {"late": by_late_client(row, late)} for row in plain.to_dict("records"))
-    return Facts(own, rows)
+        folders[machine] = {run.id: run.path.parent.name for run in runs}
+    return Facts(own, rows, folders)
 
 
-def late_runs(machine: str) -> set[str]:
-    """The runs of a machine whose load generator was over the limits of its certificate."""
-    runs = [] if machine == "article" else store.list_runs(machine)
-    return {run.id for run in runs if certificate.over_limits(run.manifest["certificate"] or {})}
+def stored_runs(machine: str) -> list[store.Run]:
+    """The runs of a machine; the article has none."""
+    return [] if machine == "article" else store.list_runs(machine)
 
 
 def by_late_client(row: Mapping[str, Any], late: set[str]) -> bool:

@@ -113,7 +113,7 @@ def log2_axis(axis: Axes, values: Sequence[float]) -> None:
     for value in sorted(values):
         if not named or value / named[-1] > 1.45:
             named.append(value)
-    axis.set_xticks(named, [f"{value:g}" for value in named])
+    axis.set_xticks(named, [f"{value:,g}" for value in named])
     axis.minorticks_off()
 
 
@@ -134,6 +134,7 @@ def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) ->
     data says "not measured" and why.
     """
     results = list(results)
+    separate_thousands(figure)
     plot_empty.say(figure, plot_empty.why(lab.machine, lab.section, results))
     folder = outcome.figures_dir(lab)
     with files.disk_errors(f"The figure {folder / name}"):
@@ -145,6 +146,14 @@ def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) ->
     store.write_text(folder / f"{name}.json", json.dumps(about, indent=1, sort_keys=True) + "\n")
     plt.close(figure)  # the cell's value shows it once; an open figure would be drawn a second time
     return figure
+
+
+def separate_thousands(figure: Figure) -> None:
+    """Plain ticks from 1,000 on as in the text."""
+    for axis in (side for panel in figure.axes for side in (panel.xaxis, panel.yaxis)):
+        plain = isinstance(axis.get_major_formatter(), mpl.ticker.ScalarFormatter)
+        if plain and axis.get_scale() == "linear" and max(map(abs, axis.get_view_interval())) >= 1000:
+            axis.set_major_formatter("{x:,g}")
 
 
 def say_where_empty(axis: Axes) -> None:

@@ -28,6 +28,7 @@ def draw(key: str, own: str, machines: Sequence[str]) -> str:
         figure, axis = plt.subplots(figsize=SIZE)
         plt.close(figure)
         DRAWN[key](axis, own, machines)
+        plot.separate_thousands(figure)
         plot_empty.say(figure, None)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "kvlab"})
@@ -75,7 +76,6 @@ def _capacity(axis: Axes, own: str, machines: Sequence[str]) -> None:
         line.set_markersize(12 if line.get_marker() == "|" else 5)
     _rows(axis, names, "tokens")
     axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(3))
-    axis.xaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.0f}"))
 
 
 def _points(machine: str, section: str, **where):

@@ -178,7 +178,7 @@ def _said(text: str, unit: str, writer: Writer) -> str:
 
 
 def _percent(value: float) -> str:
-    return display.percent(value) if abs(value) < 0.1 else f"{value:+.0%}"
+    return display.percent(value) if abs(value) < 0.1 else f"{value:+,.0%}"
 
 
 def _interval(row: Mapping[str, Any], writer: Writer) -> str:
@@ -215,7 +215,7 @@ def _pair_of_claims(two: list[str], style: str, writer: Writer, notes: Notes) ->
         return _mark(_with_unit(a - b, used[-1]["unit"], writer), "measured", writer, *used)
     if not b:
         return missing(writer.words["divided_by_zero"], writer, notes)
-    text = {"percent": _percent(a / b - 1), "share": f"{a / b:.0%}"}.get(style, f"{display.digits(_three(a / b))}×")
+    text = {"percent": _percent(a / b - 1), "share": f"{a / b:,.0%}"}.get(style, f"{display.digits(_three(a / b))}×")
     return _mark(text, "measured", writer, *used)
 
 
@@ -287,7 +287,7 @@ def _lit(text: str, options: list[str], writer: Writer, notes: Notes) -> str:
         raise ProseError(f"{{lit {text} | setting}}: no claim has such a condition.")
     if options != ["setting"] and text not in stray.literals()[options[0]]:
         raise ProseError(f"{{lit {text} | {options[0]}}}: nobody has said why it may stand.", next_step=LIST_IT)
-    return html.escape(text)
+    return html.escape(f"{int(text):,}" if options == ["setting"] and text.isdigit() else text)
 
 
 def _source(key: str, writer: Writer) -> Mapping[str, Any]:

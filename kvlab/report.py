@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -204,7 +205,7 @@ def section(
         "notebook": path.name,
         "title": title,
         "sentence": sentence,
-        "figures": [_figure(file, writer) for file in store.figure_files(machine, name)],
+        "figures": [_figure(measured_figure(file, tables), writer) for file in store.figure_files(machine, name)],
         "headline": headline,
         "rest": [row for row in rows if row not in headline],
         "notes": notes(own, language),
@@ -250,13 +251,23 @@ def _has(table: pd.DataFrame, own: pd.DataFrame) -> bool:
     return bool(set(table["id"]) & set(own["id"]))
 
 
+def measured_figure(file: Path, machines: Iterable[str]) -> Path:
+    """The figure, or where none of its runs is of this machine the same one of another machine that measured it."""
+    if json.loads(file.read_text())["runs"]:
+        return file
+    others = [store.figures_dir(machine) / file.name for machine in machines]
+    return next((one for one in others if one.is_file() and json.loads(one.read_text())["runs"]), file)
+
+
 def _figure(file: Path, writer: prose.Writer) -> dict[str, Any]:
     info = json.loads(file.read_text())
     picture = file.with_suffix(".svg").read_bytes()
     width, height = (round(PX_PER_PT * float(pt)) for pt in _size_pt(picture))
     text = base64.b64encode(picture).decode()
     told = {"name": file.stem, "alt": _caption(info["alt"], file.stem, writer)}
-    told["behind"] = behind.of_figure(file.stem, info["notebook"], info["runs"], picture, writer.facts)
+    told["of"] = info["machine"] if info["machine"] != writer.facts.own else None
+    facts_there = replace(writer.facts, own=info["machine"])
+    told["behind"] = behind.of_figure(file.stem, info["notebook"], info["runs"], picture, facts_there)
     told["elsewhere"] = behind.listed().get(file.stem, {}).get("elsewhere")
     return told | {"svg": text, "file": file.with_suffix(".svg"), "width": width, "height": height}
 

@@ -73,7 +73,9 @@ def test_a_run_lies_where_it_was_measured_whatever_section_reads_it(tmp_path):
     folder = tmp_path / "data" / "mine" / "service_hit_rate" / "a"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"schema_version": 1}))
-    assert behind.folders_of("mine", ["a"]) == {"service_hit_rate"} and behind.folders_of("mine", []) == set()
+    known = told(mine=[("ttft_p50_s", "c=8", 0.1, "a;gone")])
+    (found,) = behind.of_figure("new", "load", [], svg("mine"), known)
+    assert found.runs == ("a", "gone") and found.folders == ("data/mine/service_hit_rate",)
 
 
 @pytest.mark.parametrize("file", COMMITTED, ids=lambda file: f"{file.parent.name}-{file.stem}")

@@ -153,6 +153,17 @@ def test_the_readers_machine_is_told_from_the_others():
     assert article.get_markerfacecolor() == "white"
 
 
+def test_ticks_from_a_thousand_on_are_written_as_in_the_text():
+    figure, (axis,) = plot.panels(1)
+    axis.plot([1, 2], [0, 7000])
+    plot.separate_thousands(figure)
+    figure.canvas.draw()
+    words = [label.get_text() for label in axis.get_yticklabels()]
+    assert "6,000" in words and "6000" not in words
+    plot.log2_axis(axis, [512, 2048])
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["512", "2,048"]
+
+
 def test_a_machine_looks_the_same_on_every_page(monkeypatch):
     _, (axis,) = plot.panels(1)
     first, second = (plot.machine_points(axis, [1], [1], "cpu-tiny", own=own)[0] for own in ("cpu-tiny", "h200"))

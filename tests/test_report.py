@@ -1,6 +1,8 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tables_for_tests import request, requests, samples
@@ -251,10 +253,24 @@ def test_each_figure_names_its_runs(tmp_path):
     assert "No run of mine is behind it" in built(tmp_path)
 
 
+def test_where_nothing_was_measured_the_figure_of_a_machine_that_did_is_shown(tmp_path):
+    small_machine(), small_machine("h200")
+    figure = store.figures_dir("h200") / "load.json"
+    figure.write_text(json.dumps(json.loads(figure.read_text()) | {"runs": ["c1-r0-abc"]}))
+    text = built(tmp_path)
+    assert "Measured on h200; on mine nothing of it was measured." in text and "1 of h200" in text
+    assert text.count('id="figure-load"') == 1
+    own = store.figures_dir("mine") / "load.json"
+    own.write_text(json.dumps(json.loads(own.read_text()) | {"runs": ["c2-r0-def"]}))
+    assert "Measured on h200" not in built(tmp_path)
+
+
 def test_a_number_of_a_late_client_is_marked_wherever_it_stands(tmp_path, monkeypatch):
     small_machine()
     assert "†" not in built(tmp_path)
-    monkeypatch.setattr(report.facts, "late_runs", lambda machine: {"late-run"})
+    told = {"certificate": {"late": True}}
+    late = SimpleNamespace(id="late-run", manifest=told, path=Path("data/mine/load/late-run"))
+    monkeypatch.setattr(report.facts, "stored_runs", lambda machine: [late])
     file = store.machine_dir("mine") / claims.FILE
     table = claims.read(store.machine_dir("mine"))
     table.loc[table["measured"].notna(), "runs"] = "early;late-run"
