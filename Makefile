@@ -33,7 +33,7 @@ test: install ## the whole test suite, real vLLM on the CPU included
 	@$(RUN) router install vllm-router smg || echo "The tests of these routers are skipped."
 	$(BIN)/python -m pytest
 
-test-browser: install-light ## JupyterLab in a headless Chromium: every notebook opens, "Run all", a slider moves
+test-browser: install-light ## the report and JupyterLab in a headless Chromium, every board of sliders too
 	KVLAB_BROWSER=1 $(BIN)/python -m pytest -m browser
 
 test-k8s: install-light ## the Kubernetes code against a real control plane (root, Debian; the first time builds it: minutes)

@@ -56,7 +56,7 @@ def is_change(quantity: str, unit: str) -> bool:
 
 def percent(value: float) -> str:
     """A share with its sign and one decimal; what rounds to nothing has no minus."""
-    return f"{round(value, 3) + 0.0:+.1%}"
+    return f"{round(value, 3) + 0.0:+,.1%}"
 
 
 def number(value: Any, unit: str) -> str:

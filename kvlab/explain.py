@@ -106,7 +106,7 @@ def _off_by(claim: Claim, words: Mapping[str, str]) -> str:
         return words["instead"].format(measured=f"{claim.measured:g}", computed=f"{claim.computed:g}")
     if _is_change(claim):
         return words["points"].format(by=f"{100 * (claim.measured - claim.computed):+.1f}")
-    return f"{claim.residual:+.0%}"
+    return f"{claim.residual:+,.0%}"
 
 
 def rounding(claims: Iterable[Claim]) -> str | None:

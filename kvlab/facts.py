@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,15 +15,31 @@ from kvlab.measure import EXISTING
 
 COMMITTED = ("article", "h200", "cpu-tiny")
 HERE = "here"  # the report's own machine, whatever its name
+STAMPED = (
+    "ttft",
+    "itl",
+    "tpot",
+    "latency",
+    "throughput",
+    "resume",
+    "requests_per_s",
+    "paused_s",
+    "client_queue",
+    "wall",
+)
 FIELDS = ("hardware", "engine", "model", "weights", "dates", "runs", "kvlab", "gpu_minutes")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Claims by machine, and the machine that the report is about. `claims[machine]` holds a machine's rows."""
+    """Claims by machine, and the machine that the report is about. `claims[machine]` holds a machine's rows.
+
+    `folders[machine]`: the section in whose folder each of its runs lies; a section may read the runs of another one.
+    """
 
     own: str
     claims: Mapping[str, tuple[dict[str, Any], ...]]
+    folders: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def find(self, machine: str, section: str, quantity: str, conditions: str = "") -> dict[str, Any] | None:
         """The claim whose conditions hold all of these and say least beyond them; one with a number comes first."""
@@ -69,12 +85,29 @@ class Facts:
 
 
 def facts(own: str, tables: Mapping[str, pd.DataFrame]) -> Facts:
-    """Facts from the tables that `claims.read` gives; null is None."""
-    rows = {}
+    """Facts from the tables that `claims.read` gives; null is None. `late` of a row: see `by_late_client`."""
+    rows, folders = {}, {}
     for machine, table in tables.items():
+        runs = stored_runs(machine)
+        late = {run.id for run in runs if certificate.over_limits(run.manifest["certificate"] or {})}
         plain = table.astype(object).where(table.notna(), None)
-        rows[machine] = tuple(plain.to_dict("records"))
-    return Facts(own, rows)
+        rows[machine] = tuple(row | {"late": by_late_client(row, late)} for row in plain.to_dict("records"))
+        folders[machine] = {run.id: run.path.parent.name for run in runs}
+    return Facts(own, rows, folders)
+
+
+def stored_runs(machine: str) -> list[store.Run]:
+    """The runs of a machine; the article has none."""
+    return [] if machine == "article" else store.list_runs(machine)
+
+
+def by_late_client(row: Mapping[str, Any], late: set[str]) -> bool:
+    """Whether a claim is made of the client's stamps, and one of the late runs is behind it.
+
+    A section may read the runs of another one, so a run counts wherever it lies.
+    """
+    stamped = any(word in row["quantity"] for word in STAMPED)
+    return stamped and not late.isdisjoint(str(row["runs"] or "").split(";"))
 
 
 # -- what runs say of their machine ---------------------------------------------------------------------------------

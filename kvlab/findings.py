@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from kvlab import certificate, pages, phrases, plot_small, store
+from kvlab import behind, pages, phrases, plot_small, run
+from kvlab.behind import Behind
 from kvlab.display import cells
 from kvlab.pages import Writer
 from kvlab.prose import Notes, fill_one, missing, no_claim
 
-BY_STAMPS = ("ttft", "itl", "tpot", "latency", "throughput", "resume")
 OVER = "the load generator was over the limits of its certificate: give it a free core, or measure a smaller load"
 
 
@@ -22,7 +22,8 @@ OVER = "the load generator was over the limits of its certificate: give it a fre
 class Finding:
     """A card: `rows` hold machine, conditions, computed, measured, residual as HTML, and whether it is the reader's.
 
-    `table`: what picture and table show, in words; `differ`: whether the rows have different conditions.
+    `table`: what picture and table show, in words; `differ`: whether the rows have different conditions; `behind`: the
+    runs that the picture is made of.
     """
 
     key: str
@@ -33,6 +34,8 @@ class Finding:
     differ: bool
     rows: tuple[dict[str, Any], ...]
     picture: str
+    notebook: str
+    behind: tuple[Behind, ...]
 
 
 def listed() -> Mapping[str, Mapping[str, Any]]:
@@ -67,8 +70,18 @@ def build(writer: Writer, language: str, notes: Notes, drawn: Mapping[str, str])
         rows = tuple(_row(machine, spec, writer, notes) for machine in shown)
         differ = len({row["conditions"] for row in rows}) > 1
         text = pages.inline(body, writer, notes)
-        found.append(Finding(key, spec["section"], title, text, table, differ, rows, drawn[key]))
+        table = pages.inline(table, writer, notes)
+        sources = tuple(behind.of_small(spec["drawn"], drawn[key], writer.facts))
+        notebooks = ", ".join(_notebooks(spec["drawn"]))
+        card = Finding(key, spec["section"], title, text, table, differ, rows, drawn[key], notebooks, sources)
+        found.append(card)
     return found
+
+
+def _notebooks(drawn: Sequence[str]) -> list[str]:
+    """The notebooks of the sections whose claims a picture draws."""
+    known = run.notebooks()
+    return [known[section].name for section in dict.fromkeys(line.split()[0] for line in drawn) if section in known]
 
 
 def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) -> dict[str, Any]:
@@ -82,7 +95,7 @@ def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) ->
     if row is None:
         return blank | {"measured": missing(no_claim(machine, section, writer), writer, notes)}
     said = {name: html.escape(_short(text)) for name, text in cells(row).items()}
-    if over_limits(machine, row):
+    if row.get("late"):
         return blank | {
             "computed": said["computed"],
             "measured": missing(phrases.said(OVER, writer.language), writer, notes),
@@ -91,16 +104,6 @@ def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) ->
         reason = phrases.said(row["reason"], writer.language) if row["reason"] else writer.words["only_computed"]
         said["measured"] = missing(reason, writer, notes)
     return blank | {name: said[name] for name in ("computed", "measured", "residual", "conditions")}
-
-
-def over_limits(machine: str, row: Mapping[str, Any]) -> bool:
-    """Whether a claim is made of the client's stamps, and a run behind it is over the limits of its certificate."""
-    if not str(row["quantity"]).startswith(BY_STAMPS):
-        return False
-    folder = store.machine_dir(machine) / row["section"]
-    paths = [folder / run for run in str(row["runs"] or "").split(";") if run]
-    stored = [store.load_run(path) for path in paths if (path / store.MANIFEST).is_file()]
-    return any(certificate.over_limits(run.manifest["certificate"] or {}) for run in stored)
 
 
 def _short(text: str) -> str:

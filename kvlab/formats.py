@@ -235,18 +235,17 @@ def _published(section: list[Claim], machine: str) -> list[Row]:
     return pairs
 
 
-def draw_changes(axis: Axes, lines: Sequence[Row], own: str) -> None:
+def draw_changes(axis: Axes, lines: Sequence[Row]) -> None:
     """Changes in percent with their intervals, one line a format; what is ignored or wrong is named in its line."""
     axis.axvline(0, color=plot.COMPUTED, lw=1)
     for y, line in enumerate(lines):
-        color = plot.ARTICLE if line.machine == "article" else plot.MEASURED if line.machine == own else plot.OTHER
+        style = plot.machine_style(line.machine)
         if line.change is None:
             axis.annotate(line.note, (0, y), xytext=(6, 0), textcoords="offset points", va="center")
             continue
         if line.low is not None and line.high is not None:
-            axis.plot([100 * line.low, 100 * line.high], [y, y], color=color, lw=2)
-        face = "white" if line.machine == "article" else color
-        axis.plot([100 * line.change], [y], plot.MARKERS.get(line.machine, "o"), color=color, mfc=face, zorder=4)
+            axis.plot([100 * line.low, 100 * line.high], [y, y], color=style["color"], lw=2)
+        axis.plot([100 * line.change], [y], zorder=4, **style)
     labels = [f"{line.machine}: {line.label}" for line in lines]
     axis.set_yticks(range(len(lines)), labels)
     axis.set_ylim(max(len(lines), 1) - 0.4, -0.6)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from kvlab import pages, plot, store
 
@@ -151,6 +152,8 @@ def draw(axes: list[Axes], table: pd.DataFrame) -> None:
     added.set_xscale("log")
     low, high = added.get_xlim()
     added.set_xlim(low / 60, high * 40)
+    added.xaxis.set_major_locator(LogLocator(subs=(1,), numticks=5))
+    added.xaxis.set_major_formatter("{x:,g}")
     added.set_xlabel("ms added to TTFT: median ●, p99 ○")
 
 

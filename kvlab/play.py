@@ -284,19 +284,9 @@ def _cached(prefix_tokens: int, tail_tokens: int, block_size: int) -> int:
 def _point(axis: Axes, machine: str, x, y, label: str = "", *, filled: bool = False) -> None:
     label = label or machine
     known = axis.get_legend_handles_labels()[1]  # one entry a machine, however many points
-    marker, color = plot.MARKERS.get(machine, "o"), plot.ARTICLE if machine == ARTICLE else plot.MEASURED
-    face = color if machine != ARTICLE or filled else "white"
-    axis.plot(
-        list(x),
-        list(y),
-        marker,
-        ls="",
-        color=color,
-        mfc=face,
-        mew=1.5,
-        zorder=5,
-        label=None if label in known else label,
-    )
+    style = plot.machine_style(machine)
+    style |= {"mfc": style["color"]} if filled else {}
+    axis.plot(list(x), list(y), ls="", mew=1.5, zorder=5, label=None if label in known else label, **style)
 
 
 def _refusal(shape: geometry.Geometry) -> Figure:

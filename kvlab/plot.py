@@ -1,4 +1,4 @@
-"""One style, one palette, one `save`. Colours belong to concepts; a machine is told by its marker and its label.
+"""One style, one palette, one `save`. Colours belong to concepts; beside others a machine has its colour and marker.
 
 Computed is a line or a band, measured is points with intervals, the article's values are open diamonds.
 """
@@ -29,7 +29,8 @@ LIMIT = "#E69F00"
 OTHER = "#56B4E9"
 
 LEGEND_MARKER = 11
-MARKERS = {"article": "D", "h200": "s", "cpu-tiny": "^"}
+MACHINES = {"article": (ARTICLE, "D"), "h200": (MEASURED, "s"), "cpu-tiny": (OTHER, "^"), "h200-x2": (HIT, "v")}
+FURTHER = ((MISS, "o"), (COMPUTED, "P"), (LIMIT, "X"))  # a reader's own machines, in the order of their names
 
 
 def use_style() -> None:
@@ -112,7 +113,7 @@ def log2_axis(axis: Axes, values: Sequence[float]) -> None:
     for value in sorted(values):
         if not named or value / named[-1] > 1.45:
             named.append(value)
-    axis.set_xticks(named, [f"{value:g}" for value in named])
+    axis.set_xticks(named, [f"{value:,g}" for value in named])
     axis.minorticks_off()
 
 
@@ -133,6 +134,7 @@ def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) ->
     data says "not measured" and why.
     """
     results = list(results)
+    separate_thousands(figure)
     plot_empty.say(figure, plot_empty.why(lab.machine, lab.section, results))
     folder = outcome.figures_dir(lab)
     with files.disk_errors(f"The figure {folder / name}"):
@@ -144,6 +146,14 @@ def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) ->
     store.write_text(folder / f"{name}.json", json.dumps(about, indent=1, sort_keys=True) + "\n")
     plt.close(figure)  # the cell's value shows it once; an open figure would be drawn a second time
     return figure
+
+
+def separate_thousands(figure: Figure) -> None:
+    """Plain ticks from 1,000 on as in the text."""
+    for axis in (side for panel in figure.axes for side in (panel.xaxis, panel.yaxis)):
+        plain = isinstance(axis.get_major_formatter(), mpl.ticker.ScalarFormatter)
+        if plain and axis.get_scale() == "linear" and max(map(abs, axis.get_view_interval())) >= 1000:
+            axis.set_major_formatter("{x:,g}")
 
 
 def say_where_empty(axis: Axes) -> None:
@@ -208,14 +218,18 @@ def running_over_time(axis: Axes, run: store.Run | None) -> None:
     axis.set_ylim(bottom=0)
 
 
+def machine_style(machine: str) -> dict[str, str]:
+    """Colour and marker of a machine, the same in every picture and on every page; the article's are open."""
+    further = sorted(set(store.machines()) - set(MACHINES))
+    at = further.index(machine) if machine in further else 0
+    color, marker = MACHINES.get(machine) or FURTHER[at % len(FURTHER)]
+    return {"color": color, "marker": marker, "mfc": "white" if machine == "article" else color}
+
+
 def machine_points(axis: Axes, x, y, machine: str, *, own: str):
     """One machine's points, joined; the reader's own machine is drawn strongest."""
-    color = MEASURED if machine == own else ARTICLE if machine == "article" else OTHER
-    marker = MARKERS.get(machine, "o")
-    mfc = "white" if machine == "article" else color
-    width = 2.2 if machine == own else 1.2
-    zorder = 5 if machine == own else 3
-    return axis.plot(list(x), list(y), marker=marker, mfc=mfc, color=color, lw=width, label=machine, zorder=zorder)
+    width, zorder = (2.4, 5) if machine == own else (1.2, 3)
+    return axis.plot(list(x), list(y), lw=width, label=machine, zorder=zorder, **machine_style(machine))
 
 
 def falls_beyond(x: Iterable[float], y: Iterable[float], at: float = 1.0) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.axes import Axes
 
 from kvlab import beside, formats, plot, plot_empty, plot_start, pressure
@@ -27,6 +28,7 @@ def draw(key: str, own: str, machines: Sequence[str]) -> str:
         figure, axis = plt.subplots(figsize=SIZE)
         plt.close(figure)
         DRAWN[key](axis, own, machines)
+        plot.separate_thousands(figure)
         plot_empty.say(figure, None)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "kvlab"})
@@ -64,13 +66,16 @@ def _capacity(axis: Axes, own: str, machines: Sequence[str]) -> None:
     for machine in machines:
         points = beside.points(machine, "kv_capacity", "capacity_tokens", "block").dropna(subset="measured")
         for row in points.head(2).to_dict("records"):
-            plot.dumbbell(axis, len(names), row["computed"], row["measured"], color=_colour(machine, own))
+            plot.dumbbell(
+                axis, len(names), row["computed"], row["measured"], color=plot.machine_style(machine)["color"]
+            )
             server = parse_conditions(row["conditions"]).get("server", "").removesuffix("-first-start")
             names.append(f"{machine} {server}")
     axis.margins(x=0.4)
     for line in axis.lines:
         line.set_markersize(12 if line.get_marker() == "|" else 5)
     _rows(axis, names, "tokens")
+    axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(3))
 
 
 def _points(machine: str, section: str, **where):
@@ -104,7 +109,7 @@ def _load(axis: Axes, own: str, machines: Sequence[str]) -> None:
 def _preemption(axis: Axes, own: str, machines: Sequence[str]) -> None:
     highest = 0.0
     for machine in machines:
-        counted = pressure.counted(machine)
+        counted = _published([own, *machines]) if machine == "article" else pressure.counted(machine)
         if len(counted):
             line = plot.machine_points(axis, counted["computed"], counted["measured"], machine, own=own)[0]
             line.set(linestyle="", markersize=6, zorder=3)
@@ -114,6 +119,12 @@ def _preemption(axis: Axes, own: str, machines: Sequence[str]) -> None:
         axis.legend(loc="lower right")
     axis.set_xlabel("computed, of 100 requests")
     axis.set_ylabel("evicted")
+
+
+def _published(machines: Sequence[str]) -> pd.DataFrame:
+    """The article's loads as the first of the machines counts them that has: the count is the same on all."""
+    counts = (pressure.published(machine) for machine in machines)
+    return next((table for table in counts if len(table)), pressure.counted("article"))
 
 
 def _fp8(axis: Axes, own: str, machines: Sequence[str]) -> None:
@@ -187,19 +198,16 @@ def _service(axis: Axes, own: str, machines: Sequence[str]) -> None:
     line = line.groupby("x", as_index=False)["computed"].mean()
     if len(line):
         plot.computed_line(axis, line["x"], 100 * line["computed"], "capacity ÷ prefixes")
-    for machine in machines:
+    for step, machine in enumerate(machines):
         points = beside.points(machine, "service_hit_rate", "hit_ratio", "prefixes").dropna(subset="measured")
         if len(points):
-            dots = plot.machine_points(axis, points["x"], 100 * points["measured"], machine, own=own)[0]
+            apart = points["x"] + 0.6 * (step - (len(machines) - 1) / 2)  # equal points would hide each other
+            dots = plot.machine_points(axis, apart, 100 * points["measured"], machine, own=own)[0]
             dots.set(linestyle="", markersize=4)
     axis.set_xlabel("prefixes in use")
     axis.set_ylabel("requests that hit, %")
     if axis.lines:
         axis.legend(loc="upper right")
-
-
-def _colour(machine: str, own: str) -> str:
-    return plot.MEASURED if machine == own else plot.ARTICLE if machine == "article" else plot.OTHER
 
 
 DRAWN = {

@@ -73,16 +73,13 @@ def foretold(machine: str) -> list[tuple[float, dict[str, str]]]:
     return [(float(computed), claims.parse_conditions(text)) for computed, text in pairs]
 
 
-def draw_gains(axis: Axes, machines: Sequence[str], *, own: str) -> None:
+def draw_gains(axis: Axes, machines: Sequence[str]) -> None:
     """Throughput as a multiple of eager's on a logarithmic axis, the gain in words; a row a machine, model and load."""
     rows = [row for machine in machines for row in gains(machine)]
     for y, row in enumerate(rows):
-        article = row["machine"] == "article"
-        colour = plot.MEASURED if row["machine"] == own else plot.ARTICLE if article else plot.OTHER
         ratio, style = 1 + row["gain"], {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
         axis.plot([1, ratio], [y, y], color="#bbbbbb", lw=2, zorder=2)
-        marker = plot.MARKERS.get(row["machine"], "o")
-        axis.plot([ratio], [y], marker, mfc="white" if article else colour, color=colour)
+        axis.plot([ratio], [y], **plot.machine_style(row["machine"]))
         axis.annotate(f"{row['gain']:+.0%}", (ratio, y), **style)
     _rows(axis, [f"{row['machine']}, {row['model']}, c={row['c']}" for row in rows])
     if rows:
@@ -116,12 +113,10 @@ def draw_ready(axis: Axes, machines: Sequence[str]) -> None:
 
 def draw_capacity(axis: Axes, series: Mapping[str, Sequence[float]]) -> None:
     """KV capacity of each start as a multiple of the first one's; one line a server. Says so where there is none."""
-    colours = {"article": plot.ARTICLE}
     for name, values in series.items():
-        colour = next((c for word, c in colours.items() if name.startswith(word)), plot.MEASURED)
-        mfc = "white" if name.startswith("article") else colour
+        style = plot.machine_style(name.partition(",")[0])
         x = range(1, len(values) + 1)
-        line = axis.plot(x, [v / values[0] for v in values], "o-", color=colour, mfc=mfc, lw=1.2)[0]
+        line = axis.plot(x, [v / values[0] for v in values], lw=1.2, **style)[0]
         end = (len(values), line.get_ydata()[-1])
         axis.annotate(name, end, xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
     longest = max((len(values) for values in series.values()), default=2)

@@ -33,6 +33,7 @@ LIST_IT = "name its claim, or list it with its reason in kvlab/text/literals.tom
 KINDS = ("formula", "version", "date", "setting", "name", "rule")
 CHOICES = ("say", "holds", "told")
 TOLERANCE = 0.15  # how far a prediction may be off and still hold
+LATE = "†"
 COLUMNS = ("computed", "measured", "ci_low", "ci_high", "residual")
 
 
@@ -163,7 +164,7 @@ def _number(head: str, options: list[str], writer: Writer, notes: Notes) -> str:
     text = _with_unit(value, unit, writer)
     if style == "percent" or column == "residual":
         text = _percent(value)
-    return _mark(text, "computed" if column == "computed" else "measured")
+    return _mark(text, "computed") if column == "computed" else _mark(text, "measured", writer, row)
 
 
 def _with_unit(value: float, unit: str, writer: Writer) -> str:
@@ -177,7 +178,7 @@ def _said(text: str, unit: str, writer: Writer) -> str:
 
 
 def _percent(value: float) -> str:
-    return display.percent(value) if abs(value) < 0.1 else f"{value:+.0%}"
+    return display.percent(value) if abs(value) < 0.1 else f"{value:+,.0%}"
 
 
 def _interval(row: Mapping[str, Any], writer: Writer) -> str:
@@ -196,24 +197,26 @@ def _pair(row: Mapping[str, Any] | None, head: str, writer: Writer, notes: Notes
         return f"{_mark(computed, 'computed')} → {missing(_why(row, 'measured', head, writer), writer, notes)}"
     compares = texts["residual"] and row["unit"] != "ratio"  # the residual of a relative change misleads
     residual = f" ({html.escape(texts['residual'])})" if compares else ""
-    return (f"{_mark(computed, 'computed')} → " if computed else "") + _mark(measured, "measured") + residual
+    return (
+        (f"{_mark(computed, 'computed')} → " if computed else "") + _mark(measured, "measured", writer, row) + residual
+    )
 
 
 def _pair_of_claims(two: list[str], style: str, writer: Writer, notes: Notes) -> str:
-    values, unit = [], ""
+    values, used = [], []
     for term in (two[0], two[2]):
         row, column = claim_cells(term, writer)
         if row is None or row[column] is None:
             return missing(_why(row, column, term, writer), writer, notes)
         values.append(float(row[column]))
-        unit = row["unit"]
+        used.append(row)
     a, b = values
     if two[1] == "-":
-        return _mark(_with_unit(a - b, unit, writer), "measured")
+        return _mark(_with_unit(a - b, used[-1]["unit"], writer), "measured", writer, *used)
     if not b:
         return missing(writer.words["divided_by_zero"], writer, notes)
-    text = {"percent": _percent(a / b - 1), "share": f"{a / b:.0%}"}.get(style, f"{display.digits(_three(a / b))}×")
-    return _mark(text, "measured")
+    text = {"percent": _percent(a / b - 1), "share": f"{a / b:,.0%}"}.get(style, f"{display.digits(_three(a / b))}×")
+    return _mark(text, "measured", writer, *used)
 
 
 def _three(value: float) -> float:
@@ -265,8 +268,15 @@ def no_claim(machine: str, section: str, writer: Writer) -> str:
     return writer.words[key].format(machine=machine, section=section)
 
 
-def _mark(text: str, kind: str) -> str:
-    return f'<span class="{kind}">{text}</span>'
+def _mark(text: str, kind: str, writer: Writer | None = None, *rows: Mapping[str, Any]) -> str:
+    """The text as a computed or measured number; a measured one by a client that was late has a mark."""
+    marked = f'<span class="{kind}">{text}</span>'
+    return marked + late_mark(writer.words) if any(row.get("late") for row in rows) else marked
+
+
+def late_mark(words: Mapping[str, Any]) -> str:
+    """The mark of a number in which the load generator's own delay may stand."""
+    return f'<sup><a href="#method" title="{html.escape(words["late"].lstrip(f"{LATE} "))}">{LATE}</a></sup>'
 
 
 def _lit(text: str, options: list[str], writer: Writer, notes: Notes) -> str:
@@ -277,7 +287,7 @@ def _lit(text: str, options: list[str], writer: Writer, notes: Notes) -> str:
         raise ProseError(f"{{lit {text} | setting}}: no claim has such a condition.")
     if options != ["setting"] and text not in stray.literals()[options[0]]:
         raise ProseError(f"{{lit {text} | {options[0]}}}: nobody has said why it may stand.", next_step=LIST_IT)
-    return html.escape(text)
+    return html.escape(f"{int(text):,}" if options == ["setting"] and text.isdigit() else text)
 
 
 def _source(key: str, writer: Writer) -> Mapping[str, Any]:

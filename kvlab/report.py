@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -21,6 +22,7 @@ import pandas as pd
 
 from kvlab import (
     __version__,
+    behind,
     claims,
     client_processes,
     display,
@@ -112,6 +114,7 @@ def content(
         for name, path in run.notebooks().items()
     }
     marks = prose.Notes("findings")
+    cards = findings.build(writer, language, marks, pictures or small_pictures(machine))
     contents = _contents(sections, tables[machine], writer, language)
     failed = (tables[machine]["state"] == "failed").any()
     return {
@@ -125,7 +128,9 @@ def content(
         "client": instrument.page(writer.words["instrument"]),
         "client_processes": client_processes.page(writer.words["client_processes"], language),
         "overview": pages.page("overview", writer, language),
-        "findings": findings.build(writer, language, marks, pictures or small_pictures(machine)),
+        "findings": cards,
+        "findings_late": any(prose.LATE in card.body for card in cards),
+        "late_mark": prose.late_mark(writer.words),
         "findings_why": marks.reasons,
         "contents": contents,
         "failed_in": [page for page in contents if page["name"] == "limits"] if failed else [],
@@ -156,6 +161,8 @@ def _contents(sections: dict[str, dict], own: pd.DataFrame, writer, language: st
         else:
             told = {"title": text.title, "lead": text.lead, "body": text.body, "why": text.why}
         missing = _missing(own, list(sections), language) if name == "limits" else []
+        shown = [told["lead"], told["body"], *(prose.LATE * row["late"] for row in base["headline"] + base["rest"])]
+        told["late"] = any(prose.LATE in text for text in shown)
         found.append(blank | base | told | {"name": name, "number": number, "missing": missing})
     return found
 
@@ -189,7 +196,7 @@ def section(
     machine, language = writer.facts.own, writer.language
     own = tables[machine][tables[machine]["section"] == name]
     others = {name: table.set_index("id")["measured"].to_dict() for name, table in tables.items() if name != machine}
-    rows = [_row(row, others, language) for row in own.to_dict("records")]
+    rows = [_row(row, others, language) for row in writer.facts.claims[machine] if row["section"] == name]
     said = [row for row in rows if row["state"] in ("measured", "computed")]
     order = sorted(said, key=lambda row: (not (row["computed"] and row["measured"]), not row["measured"]))
     headline = order[:HEADLINE]  # sorted is stable: within each kind the notebook's order
@@ -198,7 +205,7 @@ def section(
         "notebook": path.name,
         "title": title,
         "sentence": sentence,
-        "figures": [_figure(file, writer) for file in store.figure_files(machine, name)],
+        "figures": [_figure(measured_figure(file, tables), writer) for file in store.figure_files(machine, name)],
         "headline": headline,
         "rest": [row for row in rows if row not in headline],
         "notes": notes(own, language),
@@ -236,11 +243,20 @@ def _row(row: dict[str, Any], others: Mapping[str, Mapping[str, Any]], language:
         if row["id"] in known
     }
     reason = phrases.said(texts["reason"], language) if texts["reason"] else ""
-    return texts | numbers | {"beside": beside, "state": row["state"], "reason": reason}
+    late = bool(texts["measured"]) and row["late"]
+    return texts | numbers | {"beside": beside, "state": row["state"], "reason": reason, "late": late}
 
 
 def _has(table: pd.DataFrame, own: pd.DataFrame) -> bool:
     return bool(set(table["id"]) & set(own["id"]))
+
+
+def measured_figure(file: Path, machines: Iterable[str]) -> Path:
+    """The figure, or where none of its runs is of this machine the same one of another machine that measured it."""
+    if json.loads(file.read_text())["runs"]:
+        return file
+    others = [store.figures_dir(machine) / file.name for machine in machines]
+    return next((one for one in others if one.is_file() and json.loads(one.read_text())["runs"]), file)
 
 
 def _figure(file: Path, writer: prose.Writer) -> dict[str, Any]:
@@ -248,7 +264,11 @@ def _figure(file: Path, writer: prose.Writer) -> dict[str, Any]:
     picture = file.with_suffix(".svg").read_bytes()
     width, height = (round(PX_PER_PT * float(pt)) for pt in _size_pt(picture))
     text = base64.b64encode(picture).decode()
-    told = {"name": file.stem, "alt": _caption(info["alt"], file.stem, writer), "runs": info["runs"]}
+    told = {"name": file.stem, "alt": _caption(info["alt"], file.stem, writer)}
+    told["of"] = info["machine"] if info["machine"] != writer.facts.own else None
+    facts_there = replace(writer.facts, own=info["machine"])
+    told["behind"] = behind.of_figure(file.stem, info["notebook"], info["runs"], picture, facts_there)
+    told["elsewhere"] = behind.listed().get(file.stem, {}).get("elsewhere")
     return told | {"svg": text, "file": file.with_suffix(".svg"), "width": width, "height": height}
 
 

@@ -204,6 +204,22 @@ async def notebook(devtools: str, lab: str, name: str, *, kernel: bool = True):
         await tab.js(f"{CURRENT}.sessionContext.shutdown()")
 
 
+@contextlib.asynccontextmanager
+async def empty_lab(devtools: str, lab: str):
+    """A tab with JupyterLab and no notebook: one after the other may be opened in it."""
+    async with page(devtools, f"{lab}/lab?token={TOKEN}&reset") as tab:
+        await tab.until("!!jupyterapp?.restored && jupyterapp.restored.then(() => true)", "JupyterLab opens")
+        yield tab
+
+
+async def open_in(tab: Page, name: str) -> None:
+    """Opens a notebook in the tab's JupyterLab, as a click on its name does, without a kernel."""
+    options = {"path": name, "factory": "Notebook", "kernelPreference": {"shouldStart": False, "canStart": False}}
+    await tab.js(f"jupyterapp.commands.execute('docmanager:open', {json.dumps(options)}).then(() => true)")
+    ready = f"{CURRENT}?.context?.isReady && {CURRENT}.context.path === {name!r}"
+    await tab.until(f"!!({ready})", f"{name} opens")
+
+
 async def run_all(tab: Page, name: str, seconds: float = 300) -> list[dict]:
     """Runs all cells; the code cells once the last one is done. AssertionError with the message of one that fails."""
     await tab.js("void jupyterapp.commands.execute('notebook:run-all-cells')")

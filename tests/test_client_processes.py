@@ -2,18 +2,15 @@
 
 import itertools
 import json
-import shutil
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from bench_for_tests import bench_tool
 
 from kvlab import client_processes, pages
 from kvlab.errors import KvlabError
-
-TOOLS = Path(__file__).parent.parent / "tools"
 
 
 @pytest.fixture(autouse=True)
@@ -25,13 +22,7 @@ def data(tmp_path, monkeypatch):
 
 @pytest.fixture
 def bench(monkeypatch):
-    if not sys.platform.startswith("linux") or not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("the null server needs Linux and a C compiler")
-    monkeypatch.syspath_prepend(str(TOOLS))
-    monkeypatch.syspath_prepend(str(TOOLS / "bench"))
-    import bench_processes
-
-    return bench_processes
+    return bench_tool("bench_processes", monkeypatch)
 
 
 def test_every_process_and_server_needs_a_core(bench):

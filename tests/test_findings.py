@@ -51,6 +51,24 @@ def test_a_number_of_two_claims_stands_where_a_machine_states_no_ratio():
     assert ">+50%<" in rows(cards({"article": article})["graphs"])["article"]["measured"]
 
 
+def test_the_picture_of_a_card_names_its_notebook_and_the_runs_of_every_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
+    monkeypatch.setattr(findings.behind, "machines_in", lambda svg, names: ["article", "mine"])
+    where = {"prefixes": 12, "c": 8, "workers": 6}
+    row = ("service_hit_rate", "hit_ratio", where, {"measured": 0.5, "unit": "ratio"})
+    claims.write_section(store.machine_dir("mine"), "service_hit_rate", [])
+    told = cards({"article": table(row), "mine": table(row).assign(runs="a;b;c;d;e")})["service"]
+    assert told.notebook == "10_service_hit_rate.ipynb"
+    assert [(one.machine, len(one.runs), one.published) for one in told.behind] == [
+        ("article", 0, True),
+        ("mine", 5, False),
+    ]
+
+
+def test_words_below_a_picture_are_filled_as_any_text():
+    assert all("{" not in card.table + card.body for card in cards({}).values())
+
+
 def test_a_further_machine_supports_a_card_and_the_readers_own_stays_last():
     where = {"arm": "one", "gpus": 1, "in": 512, "out": 128}
     ends = [

@@ -110,6 +110,6 @@ def test_the_article_stands_beside_as_pairs_of_its_perplexities(monkeypatch, tmp
     assert beside.relative("article", "fp8_kv", "ttft_p50_s", "kv_dtype", "fp8", "bf16") == pytest.approx(-0.765)
     assert beside.relative("article", "fp8_kv", "ttft_p50_s", "kv_dtype", "fp4", "bf16") is None
     _, (axis,) = plot.panels(1)
-    formats.draw_changes(axis, [*rows, formats.Row("fp4", None, None, None, "wrong", "mine")], "mine")
+    formats.draw_changes(axis, [*rows, formats.Row("fp4", None, None, None, "wrong", "mine")])
     assert [label.get_text() for label in axis.get_yticklabels()] == ["article: fp8, wiki backend 1", "mine: fp4"]
     assert "wrong" in [text.get_text() for text in axis.texts]

@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from bench_for_tests import bench_tool
 from processes_for_tests import alive
 from waiting_for_tests import until
 
@@ -21,7 +21,6 @@ from kvlab.errors import KvlabError
 from kvlab.load import run_load
 
 ROOT = Path(__file__).parent.parent
-TOOLS = ROOT / "tools"
 
 
 @pytest.fixture(autouse=True)
@@ -139,13 +138,7 @@ def test_a_cross_check_is_explained_only_as_far_as_it_holds():
 
 @pytest.fixture
 def bench(monkeypatch):
-    if not sys.platform.startswith("linux") or not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("the null server needs Linux and a C compiler")
-    monkeypatch.syspath_prepend(str(TOOLS))
-    monkeypatch.syspath_prepend(str(TOOLS / "bench"))
-    import bench_client
-
-    return bench_client
+    return bench_tool("bench_client", monkeypatch)
 
 
 def test_the_null_server_answers_as_a_real_one_at_known_times(bench):

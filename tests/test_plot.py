@@ -145,13 +145,31 @@ def test_colours_are_told_apart_with_any_vision(vision):
 
 def test_the_readers_machine_is_told_from_the_others():
     _, (axis,) = plot.panels(1)
-    own, article, other = (
-        plot.machine_points(axis, [1, 2], [1, 2], name, own="mine")[0] for name in ("mine", "article", "h200")
-    )
+    names = ("mine", "article", "h200", "cpu-tiny", "h200-x2")
+    lines = [plot.machine_points(axis, [1, 2], [1, 2], name, own="mine")[0] for name in names]
+    own, article, other = lines[:3]
     assert own.get_linewidth() > other.get_linewidth() and own.get_zorder() > article.get_zorder()
-    assert len({line.get_color() for line in (own, article, other)}) == 3
-    assert len({line.get_marker() for line in (own, article, other)}) == 3
+    assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == len(names)
     assert article.get_markerfacecolor() == "white"
+
+
+def test_ticks_from_a_thousand_on_are_written_as_in_the_text():
+    figure, (axis,) = plot.panels(1)
+    axis.plot([1, 2], [0, 7000])
+    plot.separate_thousands(figure)
+    figure.canvas.draw()
+    words = [label.get_text() for label in axis.get_yticklabels()]
+    assert "6,000" in words and "6000" not in words
+    plot.log2_axis(axis, [512, 2048])
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["512", "2,048"]
+
+
+def test_a_machine_looks_the_same_on_every_page(monkeypatch):
+    _, (axis,) = plot.panels(1)
+    first, second = (plot.machine_points(axis, [1], [1], "cpu-tiny", own=own)[0] for own in ("cpu-tiny", "h200"))
+    assert (first.get_color(), first.get_marker()) == (second.get_color(), second.get_marker())
+    monkeypatch.setattr(plot.store, "machines", lambda: ["article", "mine", "office"])
+    assert plot.machine_style("mine")["marker"] != plot.machine_style("office")["marker"]
 
 
 def test_running_and_waiting_over_time():

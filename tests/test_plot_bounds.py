@@ -63,7 +63,7 @@ def test_a_gain_of_hundreds_of_percent_leaves_the_small_ones_visible():
     graphs("h200", 798.0)
     graphs("mine", 104.0)
     figure, axes = plot.panels(2, width=3.2)
-    plot_start.draw_gains(axes[0], ["h200", "mine"], own="mine")
+    plot_start.draw_gains(axes[0], ["h200", "mine"])
     plot_small._graphs(axes[1], "mine", ["h200", "mine"])
     assert [text.get_text() for text in axes[0].texts] == ["+698%", "+4%"] and inside(axes[0])
     for axis in axes:

@@ -13,7 +13,7 @@ from replays_for_tests import ROOT, Replay
 from typer.testing import CliRunner
 
 import kvlab
-from kvlab import beside, claims, cli, plot, profile, run
+from kvlab import beside, claims, cli, pages, plot, profile, run
 
 CONDA_NAMES = {"prometheus-client": "prometheus_client", "matplotlib": "matplotlib-base"}
 # Committed machines whose claims must follow from their runs.
@@ -139,6 +139,15 @@ def test_citation_changelog_and_package_agree():
     name, number = licence.rsplit("-", 1)
     assert cited["license"] == licence and f"{name} License\n" in (text := (ROOT / "LICENSE").read_text())
     assert f"Version {number}" in text and f"Licence: {licence}" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_shows_two_commands_first_and_the_citation_names_both_articles():
+    first = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    commands = [line for block in re.findall(r"```\n(.*?)```", first, re.S) for line in block.splitlines()]
+    assert [line.split("#")[0].strip() for line in commands] == ["make report", "make test"]
+    cited = (ROOT / "CITATION.cff").read_text().partition("\nreferences:")[2]
+    dates = set(re.findall(r"- type: article\n.*?date-released: (\S+)", cited, re.S))
+    assert dates == set(re.findall(r"\{lit (2026-[-\d]+) \| date\}", pages.source("versions", "en")))
 
 
 # -- what is committed --------------------------------------------------------------------------------------------

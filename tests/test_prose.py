@@ -29,6 +29,7 @@ def writer(tmp_path, monkeypatch):
             claims.claim("load", "tok_s", {"c": 16, "in": 512}, computed=400, measured=105, unit="tok/s"),
             claims.claim("load", "ttft_s", {"c": 8}, measured=0.5, ci=(0.4, 0.6), unit="s"),
             claims.claim("load", "fit", {"in": 512}, computed=34.4, unit="requests"),
+            claims.claim("load", "fit", {"in": 2048}, computed=10.1, unit="requests"),
             claims.claim("load", "change", {"c": 1}, measured=-0.2, ci=(-0.3, -0.1), unit="ratio"),
             claims.claim("load", "change", {"c": 2}, measured=0.02, ci=(-0.3, 0.4), unit="ratio"),
             claims.claim("load", "p95_s", {"c": 8}, unit="s", reason="n too small <4>"),
@@ -86,6 +87,7 @@ def said(body, writer, notes=None):
         ("cited 2.6× | paper", "2.6×"),
         ("lit 2 | formula", "2"),
         ("lit 512 | setting", "512"),
+        ("lit 2048 | setting", "2,048"),
     ],
 )
 def test_a_place_is_filled(body, text, writer):

@@ -1,6 +1,8 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tables_for_tests import request, requests, samples
@@ -242,9 +244,40 @@ def test_each_figure_names_its_runs(tmp_path):
     file = store.figures_dir("mine") / "load.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": ["c1-r0-abc", "c2-r0-def"]}))
     text = built(tmp_path)
-    assert "Runs behind it: 2" in text and "c1-r0-abc, c2-r0-def" in text
+    assert "Runs behind it: 2 of mine" in text and "c1-r0-abc, c2-r0-def" in text
+    long = [f"c{n}-r0" for n in range(7)]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": long}))
+    text = built(tmp_path)
+    assert "7 of mine" in text and re.search(r'<details class="names">.*?c0-r0, c1-r0', text, re.S)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"runs": []}))
     assert "No run of mine is behind it" in built(tmp_path)
+
+
+def test_where_nothing_was_measured_the_figure_of_a_machine_that_did_is_shown(tmp_path):
+    small_machine(), small_machine("h200")
+    figure = store.figures_dir("h200") / "load.json"
+    figure.write_text(json.dumps(json.loads(figure.read_text()) | {"runs": ["c1-r0-abc"]}))
+    text = built(tmp_path)
+    assert "Measured on h200; on mine nothing of it was measured." in text and "1 of h200" in text
+    assert text.count('id="figure-load"') == 1
+    own = store.figures_dir("mine") / "load.json"
+    own.write_text(json.dumps(json.loads(own.read_text()) | {"runs": ["c2-r0-def"]}))
+    assert "Measured on h200" not in built(tmp_path)
+
+
+def test_a_number_of_a_late_client_is_marked_wherever_it_stands(tmp_path, monkeypatch):
+    small_machine()
+    assert "†" not in built(tmp_path)
+    told = {"certificate": {"late": True}}
+    late = SimpleNamespace(id="late-run", manifest=told, path=Path("data/mine/load/late-run"))
+    monkeypatch.setattr(report.facts, "stored_runs", lambda machine: [late])
+    file = store.machine_dir("mine") / claims.FILE
+    table = claims.read(store.machine_dir("mine"))
+    table.loc[table["measured"].notna(), "runs"] = "early;late-run"
+    table.to_csv(file, index=False)
+    page = built(tmp_path)
+    assert 'href="#method" title="The load generator was over' in page and page.count("668.1 ms<sup>") == 1
+    assert "† The load generator was over the limits" in page
 
 
 def test_a_formula_that_goes_on_beyond_the_screen_shows_it():
