@@ -20,7 +20,6 @@ from kvlab.rows import known
 from kvlab.stats import Estimate
 
 SECTION, QUANTITY = "repeatability", "noise_floor"
-RANDOM = "dummy_changes_"  # how the claims begin that say what random weights change
 MOST_REPEATS = 1_000_000
 
 
@@ -158,25 +157,3 @@ def repeats_wanted(stated: Iterable[Claim], between: str) -> str | None:
     listed = ", ".join(f"{n:,.0f} of {quantity}" for quantity, (n, _) in most.items())
     wanted = float(next(iter(most.values()))[1])
     return f"± {wanted:.2%} of a mean takes this many {between}: {listed}."
-
-
-def weights(stated: Iterable[Claim]) -> str | None:
-    """What random weights change, beside the noise floor between two starts; None where it was not measured."""
-    stated = list(stated)
-    floors = {(w["of"], w["c"]): c.measured for w, c in _of(stated, QUANTITY, "starts")}
-    changes = [c for c in stated if c.quantity.startswith(RANDOM) and c.measured is not None]
-    if not changes:
-        return None
-    listed = "; ".join(_changed(c, floors) for c in changes)
-    pools = [c for c in stated if c.quantity == "num_blocks" and "weights=" in c.conditions]
-    same = len({c.measured for c in pools}) == 1 and pools[0].measured is not None
-    held = "Both kinds hold the same number of KV blocks." if same else "The pools differ, or are not known."
-    return f"Random weights in place of trained ones change: {listed}. {held}"
-
-
-def _changed(c: Claim, floors: dict[tuple[str, str], float]) -> str:
-    clients, of = claims.parse_conditions(c.conditions)["c"], c.quantity.removeprefix(RANDOM)
-    within = f"{c.ci_low:+.1%} to {c.ci_high:+.1%}" if None not in (c.ci_low, c.ci_high) else "no interval"
-    floor = floors.get((of, clients))
-    known = f"; noise floor of one pair {floor:.1%}" if floor is not None else ""
-    return f"{of} at {clients} clients by {c.measured:+.1%} ({within}{known})"
