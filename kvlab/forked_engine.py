@@ -85,6 +85,7 @@ class Waiting:
         if self.pid:
             os.close(child_end)
             os.close(work)
+            self.ends = (self.work, self.sentinel)
             return
         code = 1
         try:
@@ -95,6 +96,12 @@ class Waiting:
             traceback.print_exc()
         finally:
             os._exit(code)  # never back into the server's own code
+
+    def dismiss(self) -> None:
+        """End the fork, which is not needed. Safe to call twice."""
+        for end in self.ends:
+            os.close(end)
+        self.ends = ()
 
 
 def _become_engine(work: int) -> int:
@@ -138,7 +145,7 @@ class _Popen(popen_spawn_posix.Popen):
         if not message:
             return super()._launch(process_obj)
         self.pid, self.sentinel = waiting.pid, waiting.sentinel
-        self.finalizer = util.Finalize(self, util.close_fds, (waiting.work, waiting.sentinel))
+        self.finalizer = util.Finalize(self, util.close_fds, waiting.ends)
         with os.fdopen(waiting.work, "wb", closefd=False) as file:
             file.write(message)
         return None
@@ -170,6 +177,7 @@ class _Context(context.SpawnContext):
 
 def fork_engine() -> None:
     """Fork the process that waits to become the engine, and make vLLM use it. Raises where this vLLM is another one."""
+    import_all()
     utils = importlib.import_module("vllm.v1.engine.utils")
     plain = utils.get_mp_context
     waiting = _Popen.waiting = Waiting()
@@ -180,6 +188,8 @@ def fork_engine() -> None:
         if chosen.get_start_method() == "spawn" and not changed - READ_LATER:
             return _Context()
         if changed - READ_LATER:
+            _Popen.waiting = None
+            waiting.dismiss()
             say(f"the engine process starts anew: vLLM changed {', '.join(sorted(changed - READ_LATER))}")
         return chosen
 
@@ -195,9 +205,13 @@ def run() -> None:
     runpy.run_module(CLI, run_name="__main__", alter_sys=True)
 
 
-if __name__ == "__main__":
+def begin_with_libraries() -> None:
+    """Begin this program again where its libraries are not loaded: the loader reads them before Python begins."""
     wanted = with_libraries(dict(os.environ))
-    if wanted != dict(os.environ):  # the loader reads the libraries before Python begins
+    if wanted != dict(os.environ):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
-    import_all()
+
+
+if __name__ == "__main__":
+    begin_with_libraries()
     run()

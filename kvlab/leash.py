@@ -23,18 +23,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 MARKER = "KVLAB_SERVER_ID"  # in the environment of the leash and of everything under it
+ROOM = "KVLAB_ROOM"  # in the environment of a process that forks servers: a variable that is there to be overwritten
 GRACE_S = 5.0  # a healthy vLLM ends in 0.4 s; one that hangs in flight or swallowed SIGTERM at start-up never does
 LINGER_S = 1.0  # for helpers that end by themselves once the main process is gone, and clean up as they do
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SHM = "/dev/shm/"
 PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command of the command line under the leash; returns its exit code."""
+def main(arguments: list[str], spawn: Callable[[list[str]], subprocess.Popen] | None = None) -> int:
+    """Run the command of the command line under the leash; returns its exit code. `spawn`: another way to start it."""
     parser = argparse.ArgumentParser(prog="leash")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--grace", type=float, default=GRACE_S)
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> int:
     wake = _wake_on_signals()
     guard = _fork_guard(options.fd, options.remove)
     try:
-        command = _spawn(options.command)
+        command = (spawn or _spawn)(options.command)
     except OSError as error:
         _say(f"cannot start {options.command[0]}: {error}")
         _remove(options.remove)
@@ -113,17 +115,27 @@ def _remove(folder: str) -> None:
 
 def _spawn(command: list[str]) -> subprocess.Popen:
     leash = os.getpid()
-    libc = ctypes.CDLL(None)
-
-    def die_with_the_leash() -> None:
-        # The signal follows the spawning thread; the leash has one, so here that is the leash itself.
-        if sys.platform == "linux":
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != leash:
-                os._exit(1)
-
     # A group of its own: the whole of it can be killed without the leash, which has to look afterwards.
-    return subprocess.Popen(command, process_group=0, preexec_fn=die_with_the_leash)
+    return subprocess.Popen(command, process_group=0, preexec_fn=lambda: die_with(leash))
+
+
+def die_with(leash: int) -> None:
+    """In a child of the leash: have the kernel kill it with the leash."""
+    # The signal follows the spawning thread; the leash has one, so here that is the leash itself.
+    if sys.platform == "linux":
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != leash:
+            os._exit(1)
+
+
+def wait_for(command, timeout_s: float | None) -> int:
+    """The exit code of what has `poll`, asked again and again; subprocess.TimeoutExpired where it runs on."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while (code := command.poll()) is None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired(str(command.pid), timeout_s)
+        time.sleep(0.01)
+    return code
 
 
 def _terminate(command: subprocess.Popen, grace_s: float) -> None:

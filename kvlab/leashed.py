@@ -31,22 +31,37 @@ def _drop_ropes() -> None:
 os.register_at_fork(after_in_child=_drop_ropes)
 
 
+def new_rope() -> tuple[int, IO[bytes]]:
+    """The read end for a leash, and the rope itself, which no forked child keeps."""
+    read_end, write_end = os.pipe()
+    rope = os.fdopen(write_end, "wb", buffering=0)
+    _ropes.add(rope)
+    return read_end, rope
+
+
 def launch(
-    argv: Sequence[str], *, name: str, port: int, log_path: Path, env: dict[str, str], grace_s: float, remove: str = ""
+    argv: Sequence[str],
+    *,
+    name: str,
+    port: int,
+    log_path: Path,
+    env: dict[str, str],
+    grace_s: float,
+    remove: str = "",
+    note: str = "",
 ) -> tuple[subprocess.Popen, IO[bytes]]:
     """Starts a program; returns its leash and the rope: closing that one ends the program.
 
     `name` marks its processes, `grace_s` lies between SIGTERM and SIGKILL, and the folder `remove` goes with it.
-    It works in the folder of its log, which has to be there.
+    It works in the folder of its log, which has to be there and begins with `note`.
     """
-    read_end, write_end = os.pipe()
-    rope = os.fdopen(write_end, "wb", buffering=0)
-    _ropes.add(rope)
+    read_end, rope = new_rope()
     # Isolated: the program's PYTHONPATH and packages are not the leash's business.
     leash = [sys.executable, "-I", "-S", str(LEASH), "--fd", str(read_end), "--grace", str(grace_s)]
     leash += ["--remove", remove] if remove else []
     try:
-        with log_path.open("wb") as log:
+        with log_path.open("wb", buffering=0) as log:
+            log.write(note.encode())
             process = subprocess.Popen(
                 [*leash, "--", *argv],
                 stdin=subprocess.DEVNULL,

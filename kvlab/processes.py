@@ -117,6 +117,13 @@ def _alive(identity: str) -> bool:
     return False
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether this very process is there and has not ended; an uncollected one has."""
+    with contextlib.suppress(*GONE):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def memory_of(server_id: str) -> dict[str, int]:
     """Main memory of one server's processes in bytes, `pss`: shared pages counted once; and how many processes."""
     tree = members(server_id)

@@ -96,7 +96,7 @@ class VllmServer:
         self.start_kind: str | None = None  # "plain", or how it was spared imports: kvlab.preload
         self._log_dir, self._asked_port = Path(log_dir), port
         self._on_phase = on_phase or _default_progress()
-        self._leash: subprocess.Popen | None = None
+        self._leash: subprocess.Popen | preload.Leash | None = None
         self._owner = os.getpid()
         self._ready = False
         self._gpu_memory: gpu_memory.GpuMemory | None = None
@@ -141,10 +141,9 @@ class VllmServer:
         self._began, self.started_utc = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self._ready, self._oom_before = False, oom_kills()
         self.__dict__.pop("pid", None)
-        forked = preload.forked_engine(self.argv) if preload.possible(self.config) else None
-        self.start_kind = "forked engine" if forked else "plain"
-        self._leash, self._rope = leashed.launch(
-            forked or self.argv,
+        self._leash, self._rope, self.start_kind = preload.launch(
+            self.argv,
+            spared=preload.possible(self.config),
             name=self.id,
             port=self.port,
             log_path=self.log_path,

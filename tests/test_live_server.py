@@ -1,4 +1,4 @@
-"""Real vLLM on the CPU: three starts, two of them at once."""
+"""Real vLLM on the CPU: five starts, two of them at once, three from processes that have imported it."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 from processes_for_tests import alive
 from waiting_for_tests import LIMIT_S, until
 
-from kvlab import control, leash, processes
+from kvlab import control, leash, preload, processes
 from kvlab.config import ServerConfig
 from kvlab.scrape import fetch
 from kvlab.server import VllmServer, attach
@@ -34,10 +34,11 @@ CONFIG = ServerConfig(**FIELDS)
 HOLDER = """
 import sys, time
 from pathlib import Path
+from kvlab import preload
 from kvlab.config import ServerConfig
 from kvlab.server import VllmServer
 server = VllmServer(ServerConfig(**{fields!r}), log_dir=Path({log!r})).start()
-print(server.id, flush=True)
+print(server.id, server.start_kind, *preload.pids(), flush=True)
 time.sleep(600)
 """
 
@@ -73,6 +74,7 @@ def keep_streaming(endpoint, answers):
 def test_start_read_reset_and_stop_in_flight(tmp_path):  # pitfall 14, 19, 26, 28
     before = shared_memory()
     phases = []
+    preload.end_all()
     with VllmServer(CONFIG, log_dir=tmp_path, on_phase=lambda phase, s: phases.append(phase)) as server:
         assert {"imports", "engine imports", "ready"} <= set(phases)
         assert server.version and server.startup.version == server.version
@@ -92,6 +94,7 @@ def test_start_read_reset_and_stop_in_flight(tmp_path):  # pitfall 14, 19, 26, 2
         assert (listed.pid, listed.port, listed.orphan) == (server.pid, server.port, False)
         assert attach(server.base_url).endpoint.vocab == server.endpoint.vocab
 
+        assert server.describe()["start"] == "preloaded" and "[start]" not in server.log_path.read_text()
         tree = processes.members(server.id)
         assert len(tree) >= 4  # leash, guard, API server, engine
         assert set(server.startup.engine_pids) <= {process.pid for process in tree}
@@ -109,27 +112,34 @@ def test_start_read_reset_and_stop_in_flight(tmp_path):  # pitfall 14, 19, 26, 2
     client.join(60)
     assert answers  # the client was not left waiting
 
+    with VllmServer(CONFIG, log_dir=tmp_path) as again:
+        # Nothing is imported again, by the server or by its engine process.
+        assert again.start_kind == "preloaded" and again.ready_s < server.ready_s / 2
+        assert again.startup.phases.keys() == server.startup.phases.keys()
+        assert again.capacity.metric_tokens == capacity.metric_tokens
 
-def test_stop_during_the_start_leaves_nothing(tmp_path):  # pitfall 26
+
+@pytest.mark.parametrize(("spared", "last_phase", "for_s"), [(False, "engine imports", 1), (True, "engine start", 0)])
+def test_stop_during_the_start_leaves_nothing(tmp_path, spared, last_phase, for_s):  # pitfall 26
     def interrupt(phase, elapsed_s):
         began.setdefault(phase, elapsed_s)
         # From here on vLLM swallows SIGTERM: its handler is set, and the loop that would act on it does not run yet.
-        if phase == "engine imports" and elapsed_s - began[phase] > 1:
+        if phase == last_phase and elapsed_s - began[phase] >= for_s:
             raise KeyboardInterrupt
 
     began = {}
 
-    plain = CONFIG.model_copy(update={"preload": False})  # its engine process imports for seconds
-    server = VllmServer(plain, log_dir=tmp_path, on_phase=interrupt)
+    server = VllmServer(CONFIG.model_copy(update={"preload": spared}), log_dir=tmp_path, on_phase=interrupt)
     with pytest.raises(KeyboardInterrupt):
         server.start()
+    assert server.start_kind == ("preloaded" if spared else "plain")
     assert not processes.members(server.id)
 
 
 def test_sigkill_of_the_owner_ends_the_server(owner):  # pitfall 26
-    server_id = owner.stdout.readline().strip()
-    tree = processes.members(server_id)
-    assert len(tree) >= 4
+    server_id, kind, waiting = owner.stdout.readline().split()
+    tree = [*processes.members(server_id), psutil.Process(int(waiting))]
+    assert kind == "preloaded" and len(tree) >= 5  # leash, guard, API server, engine, what they were forked from
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     assert processes.wait_until_gone(server_id, LIMIT_S)
