@@ -25,6 +25,7 @@ ADDED_LATER = {
         "client",
     ),
 }
+NOT_IN_KEY = ("preload",)  # of a server: how it comes up, not what it is then
 NAMES = {"LoadConfig": "The load", "ServerConfig": "The server", "Cell": "The cell", "Shape": "The request shape"}
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -75,6 +76,7 @@ class ServerConfig(Strict):
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
     caches: Literal["user", "cold", "kept"] = "user"  # compile caches: the user's; a folder of kvlab's, emptied or not
+    preload: bool = True  # a CPU server may be forked from a process that has imported vLLM; false: vLLM's own start
 
 
 class LoadConfig(Strict):
@@ -171,7 +173,7 @@ def _wrong(model: type[BaseModel], error: ValidationError) -> ConfigError:
 
 def key(cell: Cell) -> str:
     """12 hex digits that name the configuration of a cell; equal configurations have equal keys."""
-    values = cell.model_dump(mode="json", exclude={"name"})
+    values = cell.model_dump(mode="json", exclude={"name": True, "server": set(NOT_IN_KEY)})
     for part, names in ADDED_LATER.items():
         model, there = (getattr(cell, part), values[part]) if part else (cell, values)
         for name in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from kvlab import provenance
 from kvlab.claims import Claim, parse_conditions
 from kvlab.measure import Result
 from kvlab.router_grid import ONE, TOGETHER
@@ -89,6 +90,18 @@ def hop(claims: Iterable[Claim], noise_s: float | None) -> str | None:
     listed = ", ".join(f"{name} {1e3 * c.measured:+.2f} ms" for (name, _), c in found.items())
     beside = "" if noise_s is None else f"; two runs without a router differ by {1e3 * noise_s:.2f} ms"
     return f"The extra hop changes the median first token of a lone request that hits nothing by {listed}{beside}."
+
+
+def hosts(results: Iterable[tuple[str, Result]]) -> str | None:
+    """Which routes were measured on another host than the first one, where there are such."""
+    known = [(name, r.run.manifest["provenance"]) for name, r in results if r.run is not None]
+    other = [name for name, where in known if not provenance.same_host(where, known[0][1])]
+    if not other:
+        return None
+    return (
+        f"Measured on another host than the rest: {', '.join(other)}. Hits do not depend on it; "
+        "their times and requests per second compare only roughly."
+    )
 
 
 def decided(results: Iterable[tuple[str, Result]]) -> str | None:

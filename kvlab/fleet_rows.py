@@ -13,6 +13,8 @@ from kvlab.hits import HitRatios
 from kvlab.measure import Result, rows
 from kvlab.stats import Estimate
 
+NO_TOKENS = pd.Series([], dtype="float64")
+
 
 class Counted(NamedTuple):
     """Requests of one or several runs; `any`, `full`: those with a part, with all of the prefix from the cache."""
@@ -62,6 +64,25 @@ def estimates(results: Iterable[Result]) -> dict[str, Estimate | None]:
     """`Counted.estimates`, each None where nothing is measured."""
     found = counted(results)
     return found.estimates() if found else dict.fromkeys(HitRatios._fields)
+
+
+def prompt_tokens(results: Iterable[Result]) -> float | None:
+    """Mean length of the measured requests' prompts; None where nothing is measured."""
+    lengths = pd.concat([NO_TOKENS, *(rows(r)["prompt_tokens"] for r in results if r.run is not None)]).dropna()
+    return float(lengths.mean()) if len(lengths) else None
+
+
+def cached_on_a_hit(results: Iterable[Result]) -> float | None:
+    """Tokens from the cache of a request that hits anything: the median of all; None where none does."""
+    cached = pd.concat([NO_TOKENS, *(hit_table(r)["cached_tokens"] for r in results if r.run is not None)])
+    return float(cached[cached > 0].median()) if (cached > 0).any() else None
+
+
+def capacity_tokens(results: Iterable[Result]) -> int | None:
+    """Tokens in the pool of a worker, as its server states them; None where runs differ or none is stored."""
+    servers = [r.run.manifest.get("server") or {} for r in results if r.run is not None]
+    found = {(server.get("capacity") or {}).get("metric_tokens") for server in servers}
+    return found.pop() if len(found) == 1 else None
 
 
 def by_worker(results: Iterable[Result]) -> pd.DataFrame:

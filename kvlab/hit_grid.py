@@ -27,12 +27,15 @@ class Blocks(NamedTuple):
 
 def blocks(model: str, server: ServerConfig, prefix_tokens: int, tail_tokens: int, output_tokens: int) -> Blocks:
     """Blocks of these lengths on a worker whose pool is pinned. `model`: the name of its geometry."""
-    size, shape = server.block_size, geometry.load(model)
-    width = 4 if server.dtype == "float32" else None
-    per_token = predict.kv_bytes_per_token(shape, width)
+    size, per_token = server.block_size, bytes_per_token(model, server)
     usable = predict.usable_blocks(predict.num_blocks(server.kv_cache_memory_bytes, per_token, size))
     whole = predict.blocks_per_request(prefix_tokens + tail_tokens, output_tokens, size)
     return Blocks(prefix_tokens // size, whole - prefix_tokens // size, usable, size)
+
+
+def bytes_per_token(model: str, server: ServerConfig) -> float:
+    """KV bytes that a token takes on a worker."""
+    return predict.kv_bytes_per_token(geometry.load(model), 4 if server.dtype == "float32" else None)
 
 
 def load_of(grid: ServiceHitRate, prefixes: int, concurrency: int, **changes) -> LoadConfig:

@@ -5,7 +5,8 @@ A fenced block `side SECTION` is a table of machines side by side. Each of its l
     words: quantity conditions @other-machine other-conditions
 
 where `@other-machine none` says that there is no such thing on it, and `@other-machine {place}` fills its cell as a
-place in a text is filled: a claim that goes by another name there, or a number made of two.
+place in a text is filled: a claim that goes by another name there, or a number made of two. An empty fenced block
+`article` is every number of the article beside ours: see published.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import mistune
 
-from kvlab import prose, prose_check
+from kvlab import prose, prose_check, published
 from kvlab.facts import COMMITTED
 from kvlab.prose import Notes, ProseError, Writer
 
@@ -31,6 +32,7 @@ BACK = ("differs", "operations", "interview", "evidence", "limits", "versions")
 WITHOUT_NOTEBOOK = ("service_hit_rate", "hit_and_miss", "routing", "several_gpus")
 SIDE_LINE = "write words: quantity conditions @machine other-conditions, or @machine {place}"
 ON_OTHER = re.compile(r"(\S+) (\S+|\{[^{}]+\})")  # conditions, or a place
+EVERY = re.compile(r"^```article\n```$", re.M)  # every number of the article beside ours
 SIDE = re.compile(r"^```side (\w+)\n(.*?)^```$", re.M | re.S)
 
 
@@ -76,6 +78,8 @@ def check_all(writer: Writer, language: str) -> None:
         for section, lines in SIDE.findall(text):
             for said, _, _ in side_rows(section, lines, writer):
                 prose_check.refuse(said, f"{where}, table of {section}", writer)
+    for said in published.said(language):
+        prose_check.refuse(said, "kvlab/text/published.toml", writer, language)
     for said in _every_word(words(language)):
         prose_check.refuse(re.sub(r"\{\w+\}", " ", said), f"kvlab/text/{language}/words.toml", writer)
 
@@ -87,7 +91,7 @@ def _every_word(listed: Mapping[str, Any]) -> Iterator[str]:
 
 def places(text: str) -> list[str]:
     """The places of a text and the claims of its tables, in order: what two languages must share."""
-    found = prose.places(SIDE.sub(_blank_side, text))
+    found = prose.places(SIDE.sub(_blank_side, text)) + EVERY.findall(text)
     for section, lines in SIDE.findall(text):
         found += [f"side {section} {line.partition(':')[2].strip()}" for line in lines.strip().splitlines()]
     return found
@@ -128,7 +132,12 @@ def block(text: str, writer: Writer, notes: Notes) -> str:
         tables[key] = side_table(match[1], match[2], writer, notes)
         return f"\n{key}\n"
 
-    filled, tokens = prose.fill(SIDE.sub(table, text), writer, notes)
+    def every(_: re.Match) -> str:
+        key = f"\ue002{len(tables)}\ue003"
+        tables[key] = published.block(writer, notes)
+        return f"\n{key}\n"
+
+    filled, tokens = prose.fill(EVERY.sub(every, SIDE.sub(table, text)), writer, notes)
     out = re.sub(r"<table>.*?</table>", lambda m: _labelled(m[0]), _markdown()(filled), flags=re.S)
     for key, value in tables.items():
         out = out.replace(f"<p>{key}</p>", value)

@@ -85,6 +85,7 @@ class Repeatability(Strict):
     side_by_side: bool = False  # all the servers fit into memory together, and start at once
     half_width: float = Field(0.01, gt=0)  # relative: the precision for which the repeats are counted
     insertion: LongInputs | None = None  # the longest gap of a decoding request, repeated on the first server
+    weights_turns: int = Field(0, ge=0)  # of the largest load, with trained and with random weights; 0: none
 
 
 class LoadPoint(Strict):

@@ -202,6 +202,14 @@ def _pair(row: Mapping[str, Any] | None, head: str, writer: Writer, notes: Notes
     )
 
 
+def shown(row: Mapping[str, Any], column: str, writer: Writer, notes: Notes) -> str:
+    """The HTML of a claim: computed → measured (residual), or where another column is asked for, that number alone."""
+    if column == "measured":
+        return _pair(row, row["id"], writer, notes)
+    text = _percent(row[column]) if column == "residual" else _with_unit(row[column], row["unit"], writer)
+    return _mark(text, "computed" if column == "computed" else "measured")
+
+
 def _pair_of_claims(two: list[str], style: str, writer: Writer, notes: Notes) -> str:
     values, used = [], []
     for term in (two[0], two[2]):

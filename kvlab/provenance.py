@@ -99,6 +99,11 @@ def _or_none(read):
         return None
 
 
+def same_host(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two runs may come from one host, by kernel, processor, cores and memory: `collect` names no host."""
+    return all(one.get(key) == other.get(key) for key in ("kernel", "cpu", "cores", "memory_bytes"))
+
+
 def hardware_line(known: dict[str, Any]) -> str:
     """The hardware in one line, from what `collect` found."""
     names = [gpu["name"] for gpu in known.get("gpus") or []]

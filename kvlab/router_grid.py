@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvlab import config, dynamo, hit_grid, hit_simulation, hits, measure, profile, router, router_packages, store
+from kvlab import (
+    config,
+    dynamo,
+    hit_grid,
+    hit_simulation,
+    hits,
+    measure,
+    profile,
+    provenance,
+    router,
+    router_packages,
+    store,
+)
 from kvlab.config import Cell, LoadConfig, ServerConfig
 from kvlab.errors import ConfigError
 from kvlab.hit_grid import Blocks
@@ -156,3 +169,11 @@ def measured(lab: Lab, cells: list[Cell]) -> list[Result]:
     ready = sorted((i for i, w in enumerate(why) if w is None), key=lambda i: own_workers(cells[i].service))
     found = dict(zip(ready, lab.measure([cells[i] for i in ready], skip_refused=True), strict=True))
     return [found.get(i) or Result(cell, None, why[i]) for i, cell in enumerate(cells)]
+
+
+def not_comparable(result: Result, direct: Sequence[Result]) -> str | None:
+    """Why what a hop adds cannot be read off these direct runs; None where it can, or where a run is missing anyway."""
+    runs = [r.run.manifest["provenance"] for r in (result, *direct) if r.run is not None]
+    if all(provenance.same_host(runs[0], other) for other in runs[1:]):
+        return None
+    return "the direct runs are of another host, whose first token takes another time"

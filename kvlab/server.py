@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from kvlab import caches, control, engine, gpu_memory, leashed, model_files, ports, processes, progress
+from kvlab import caches, control, engine, gpu_memory, leashed, model_files, ports, preload, processes, progress
 from kvlab.config import ServerConfig
 from kvlab.control import GUESSED_VOCAB, Capacity
 from kvlab.errors import ServerDied, ServerError
@@ -93,6 +93,7 @@ class VllmServer:
         self.port: int | None = port
         self.ready_s: float | None = None
         self.started_utc: str | None = None
+        self.start_kind: str | None = None  # "plain", or how it was spared imports: kvlab.preload
         self._log_dir, self._asked_port = Path(log_dir), port
         self._on_phase = on_phase or _default_progress()
         self._leash: subprocess.Popen | None = None
@@ -140,8 +141,10 @@ class VllmServer:
         self._began, self.started_utc = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self._ready, self._oom_before = False, oom_kills()
         self.__dict__.pop("pid", None)
+        forked = preload.forked_engine(self.argv) if preload.possible(self.config) else None
+        self.start_kind = "forked engine" if forked else "plain"
         self._leash, self._rope = leashed.launch(
-            self.argv,
+            forked or self.argv,
             name=self.id,
             port=self.port,
             log_path=self.log_path,
@@ -275,6 +278,7 @@ class VllmServer:
             "version": self.version,
             "command": shlex.join(self.argv),
             "started_utc": self.started_utc,
+            "start": self.start_kind,
             "ready_s": self.ready_s,
             "capacity": asdict(self.capacity),
             "startup": asdict(self.startup),

@@ -75,7 +75,7 @@ def test_each_field_becomes_its_flag(fields, expected):  # pitfall 20
 
 
 def test_every_field_that_vllm_must_hear_of_is_passed_on():
-    own = {"model", "engine", "served_name", "env", "caches"}
+    own = {"model", "engine", "served_name", "env", "caches", "preload"}
     for name in ServerConfig.model_fields.keys() - own:
         example = {"load_format": "dummy", "gpu_memory_utilization": 0.5, "extra_args": ("--x",)}.get(name)
         kind = str(ServerConfig.model_fields[name].annotation)

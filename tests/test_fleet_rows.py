@@ -1,5 +1,7 @@
 """What the runs of several workers say, on fake workers with a real cache each."""
 
+from types import SimpleNamespace
+
 import fakes
 import numpy as np
 import pytest
@@ -39,6 +41,17 @@ def test_hits_are_counted_in_three_readings(measured):
     found = fleet_rows.estimates(measured[1:2])
     assert found["any"].low < found["any"].value < found["any"].high and found["token"].low is None
     assert fleet_rows.estimates([Result(measured[0].cell, None)]) == {"any": None, "token": None, "full": None}
+
+
+def test_lengths_and_pools_are_read_from_the_runs(measured):
+    assert fleet_rows.prompt_tokens(measured[:2]) == measured[0].cell.load.input_tokens
+    assert fleet_rows.cached_on_a_hit(measured[:1]) == 352  # the whole prefix, in blocks
+    pools = [SimpleNamespace(manifest={"server": {"capacity": {"metric_tokens": n}}}) for n in (1632, 1632, 1664)]
+    stated = [Result(measured[0].cell, pool) for pool in pools]
+    assert fleet_rows.capacity_tokens(stated[:2]) == 1632 and fleet_rows.capacity_tokens(stated) is None
+    missing = [Result(measured[0].cell, None)]
+    assert fleet_rows.prompt_tokens(missing) is fleet_rows.cached_on_a_hit(missing) is None
+    assert fleet_rows.capacity_tokens(missing) is None
 
 
 def test_every_hit_was_foretold(measured):

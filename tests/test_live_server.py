@@ -119,7 +119,8 @@ def test_stop_during_the_start_leaves_nothing(tmp_path):  # pitfall 26
 
     began = {}
 
-    server = VllmServer(CONFIG, log_dir=tmp_path, on_phase=interrupt)
+    plain = CONFIG.model_copy(update={"preload": False})  # its engine process imports for seconds
+    server = VllmServer(plain, log_dir=tmp_path, on_phase=interrupt)
     with pytest.raises(KeyboardInterrupt):
         server.start()
     assert not processes.members(server.id)

@@ -397,3 +397,21 @@ def test_every_service_that_exists_is_taken():
     known = (*deployment.CLIENT_PICKS, *deployment.PROXIES, *(f"router:{n}" for n in (*router.KINDS, *dynamo.MODES)))
     for service in ("", *known):
         deployment.check_kind(service)
+
+
+def on_host(memory_bytes):
+    known = {"kernel": "6.1", "cpu": "X", "cores": {"usable": 16}, "memory_bytes": memory_bytes}
+    return SimpleNamespace(run=SimpleNamespace(manifest={"provenance": known}))
+
+
+def test_what_a_hop_adds_is_not_read_off_direct_runs_of_another_host():
+    assert router_grid.not_comparable(on_host(1), [on_host(1), on_host(1)]) is None
+    assert "another host" in router_grid.not_comparable(on_host(1), [on_host(1), on_host(2)])
+    missing = SimpleNamespace(run=None)
+    assert router_grid.not_comparable(missing, [missing]) is None
+
+
+def test_routes_of_another_host_are_named():
+    said = explain_routes.hosts([("a", on_host(1)), ("b", on_host(2)), ("c", SimpleNamespace(run=None))])
+    assert said.startswith("Measured on another host than the rest: b.")
+    assert explain_routes.hosts([("a", on_host(1)), ("b", on_host(1))]) is explain_routes.hosts([]) is None

@@ -144,3 +144,24 @@ def test_every_repeat_of_a_cap_is_drawn_beside_the_mean(run, turns):  # pitfall 
 def test_what_the_cpu_profile_compares_is_repeated():
     chosen = profile.load_profile("cpu-tiny")
     assert min(chosen.max_num_seqs.repeats, chosen.fp8_kv.long.repeats, chosen.prefix_cache.single_repeats) >= 3
+
+
+def test_random_and_trained_weights_take_turns_on_two_servers_each(run):  # pitfall 16
+    done = run("13_repeatability", "lab.write(claims)")
+    pairs = [(c.name, c.server) for c in done.order if "-turn" in c.name]
+    assert [name for name, _ in pairs[:4]] == ["trained-turn0", "dummy-turn0", "dummy-turn1", "trained-turn1"]
+    kinds = [
+        {server.model_dump_json() for _, server in pairs if server.load_format == kind} for kind in ("auto", "dummy")
+    ]
+    assert [len(kind) for kind in kinds] == [2, 2]
+    starts = {c.server.model_dump_json() for c in done.order if c.name.startswith("start")}
+    assert kinds[0] < starts and not kinds[1] & starts  # those with trained weights are up already
+    (change,) = stated("dummy_changes_throughput_tok_s")
+    assert change.computed == 0 and change.measured == pytest.approx(0) and len(change.runs) == len(pairs)
+    assert [c.measured for c in stated("num_blocks")] == [85, 85]
+
+
+def test_a_profile_with_random_weights_only_says_so(run):
+    run("13_repeatability", "lab.write(claims)", PROFILE="h200")
+    missing = [*stated("num_blocks"), *stated("dummy_changes_itl_p50_s")]
+    assert {c.reason for c in missing} == {"this profile has random weights only"} and len(missing) == 3
