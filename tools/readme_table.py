@@ -8,7 +8,7 @@ Each row names its machine and the day on which its runs were measured; a claim 
 from pathlib import Path
 from typing import Any
 
-from kvlab import claims, display, findings, instrument, store
+from kvlab import claims, display, facts, instrument, store
 from kvlab.provenance import engine_line, hardware_line
 
 GPU, GPUS, CPU = "h200", "h200-x2", "cpu-tiny"
@@ -45,9 +45,10 @@ def table() -> str:
 
 
 def _line(words: str, machine: str, wanted: str) -> str:
-    row = next((row for row in claims.read(store.machine_dir(machine)).to_dict("records") if row["id"] == wanted), None)
+    known = facts.facts(machine, {machine: claims.read(store.machine_dir(machine))}).claims[machine]
+    row = next((row for row in known if row["id"] == wanted), None)
     cells = {"computed": "", "measured": "", "residual": ""} if row is None else display.cells(row)
-    told = cells["measured"] and not findings.over_limits(machine, row)
+    told = cells["measured"] and not row["late"]
     measured = f"**{cells['measured']}**" if told else "not measured"
     day = _days(machine, set() if row is None else set(str(row["runs"]).split(";")))
     return f"| {words} | {cells['computed']} | {measured} | {cells['residual']} | `{machine}` | {day} |"
