@@ -100,6 +100,7 @@ def test_every_notebook_opens(place):
                 headings = f"[...{CURRENT}.node.querySelectorAll('.jp-RenderedMarkdown h1')]"
                 shown = f"{headings}.some(h => h.textContent.includes({title!r}))"
                 await tab.until(shown, f"the title of {name} shows")
+                await tab.js(f"{CURRENT}.dispose()")  # many open ones slow the next one down
             assert not [said for said in tab.failures if NO_KERNEL not in said] and not tab.outside
 
     asyncio.run(opens())
