@@ -16,7 +16,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from kvlab import files, kube_rules, l4, progress, provenance, router_packages, run, store, takeover
+from kvlab import files, kube_rules, l4, preload, progress, provenance, router_packages, run, store, takeover
 from kvlab.errors import KvlabError
 
 DONE = "finished.json"  # in the build folder: section -> stamp of its last complete execution, by machine
@@ -66,8 +66,8 @@ def execute(
             told(section, timings.get(section), taken)
         return section not in failures
 
-    for path in paths:
-        if path in todo:
+    with preload.shared() if todo else contextlib.nullcontext():
+        for path in todo:
             begun(path.stem[3:], True)
             note(path, lambda path=path: run.execute(path, measuring, _out(build, path), shown=shown))
     ready = [path for path in paths if path not in todo or (settle and path.stem[3:] in timings)]

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socketpair
+from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 from typing import IO, Any
 
 import psutil
@@ -29,6 +30,8 @@ from kvlab.leash import ROOM, wait_for
 FORKED_ENGINE = Path(__file__).with_name("forked_engine.py")
 PRELOADED = Path(__file__).with_name("preloaded.py")
 MODULE = ["-m", "vllm.entrypoints.cli.main"]
+SHARED = "KVLAB_PRELOADED"  # PID:FOLDER, while the notebooks of one command share such processes
+NO_MATTER = ("JPY_", "JUPYTER_", "KVLAB_")  # variables of a notebook, which no import of vLLM reads
 OWN = (processes.MARKER, processes.PORT, processes.OWNER, "VLLM_RPC_BASE_PATH")  # differ from server to server
 ROOM_BYTES = 8192
 AT_ONCE = 2  # processes that wait, one for each environment; another one ends the oldest
@@ -107,14 +110,21 @@ class Leash:
 class _Waiting:
     """One preloaded process of this one."""
 
-    def __init__(self, env: dict[str, str]):
+    def __init__(self, env: dict[str, str], place: tuple[int, Path] | None):
+        self.process: subprocess.Popen | None = None
+        self.control = place and _connect(place[1])
+        self.imported = self.control is not None
+        if self.control is None:
+            self._start(env, place)
+
+    def _start(self, env: dict[str, str], place: tuple[int, Path] | None) -> None:
         self.control, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         self.said = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
-        self.imported = False
-        argv = [sys.executable, "-P", str(PRELOADED), "--control", str(theirs.fileno()), "--owner", str(os.getpid())]
+        owner = place[0] if place else os.getpid()
+        argv = [sys.executable, "-P", str(PRELOADED), "--control", str(theirs.fileno()), "--owner", str(owner)]
         with theirs:
             self.process = subprocess.Popen(
-                argv,
+                argv + (["--listen", str(place[1])] if place else []),
                 stdin=subprocess.DEVNULL,
                 stdout=self.said,
                 stderr=self.said,
@@ -145,6 +155,8 @@ class _Waiting:
         return Leash(answer["pid"], told)
 
     def _last_words(self) -> str:
+        if self.process is None:
+            return "the process that has imported vLLM ended"
         self.said.seek(0)
         lines = self.said.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else "the process that has imported vLLM ended"
@@ -154,7 +166,41 @@ class _Waiting:
         self.control.close()
         if not self.imported:
             self.process.kill()
-        _ended.append(self.process)  # collected when the next one starts
+        if self.process is not None:
+            _ended.append(self.process)  # collected when the next one starts
+
+
+def _connect(path: Path) -> socket | None:
+    """The control socket of a process that another notebook has started; None where there is none."""
+    control = socket(AF_UNIX, SOCK_SEQPACKET)
+    try:
+        control.connect(str(path))
+    except OSError:
+        control.close()
+        return None
+    return control
+
+
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+    """Within, the notebooks that this process executes share their preloaded processes, which end with it."""
+    with tempfile.TemporaryDirectory(prefix="kvlab-") as folder:
+        os.environ[SHARED] = f"{os.getpid()}:{folder}"
+        try:
+            yield
+        finally:
+            os.environ.pop(SHARED, None)
+            for path in Path(folder).iterdir():
+                if (control := _connect(path)) is not None:
+                    with control, contextlib.suppress(OSError):
+                        control.send(b"-")
+
+
+def _place(key: frozenset) -> tuple[int, Path] | None:
+    """Whose the shared process of an environment is, and its socket; None where nothing is shared."""
+    owner, _, folder = os.environ.get(SHARED, "").partition(":")
+    name = hashlib.sha256(json.dumps(sorted(key)).encode()).hexdigest()[:16]
+    return (int(owner), Path(folder) / name) if folder else None
 
 
 _ended: list[subprocess.Popen] = []
@@ -178,7 +224,7 @@ os.register_at_fork(after_in_child=_forget)
 def _process_for(env: dict[str, str]) -> tuple[frozenset, _Waiting]:
     """The preloaded process of this environment, started where there is none; Refused if it was in vain before."""
     env = {name: value for name, value in env.items() if name not in OWN}
-    key = frozenset(env.items())
+    key = frozenset((name, value) for name, value in env.items() if not name.startswith(NO_MATTER))
     with _lock:
         if key in _refusals:
             raise Refused(_refusals[key])
@@ -186,7 +232,7 @@ def _process_for(env: dict[str, str]) -> tuple[frozenset, _Waiting]:
             while len(_waiting) >= AT_ONCE:
                 _waiting.pop(next(iter(_waiting))).end()
             _ended[:] = [process for process in _ended if process.poll() is None]
-            _waiting[key] = _Waiting(env)
+            _waiting[key] = _Waiting(env, _place(key))
         return key, _waiting[key]
 
 
@@ -201,7 +247,7 @@ def end_all() -> None:
 
 def pids() -> list[int]:
     """The preloaded processes of this one."""
-    return [one.process.pid for one in _waiting.values()]
+    return [one.process.pid for one in _waiting.values() if one.process is not None]
 
 
 def launch(argv: Sequence[str], *, spared: bool, **options) -> tuple[Any, IO[bytes], str]:

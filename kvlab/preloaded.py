@@ -1,10 +1,11 @@
 """A process that has imported vLLM and waits; each server is a fork of it, and so spared the imports.
 
-    python -P preloaded.py --control FD --owner PID
+    python -P preloaded.py --control FD --owner PID [--listen PATH]
 
-It ends with its owner. On the control socket it is sent one server at a time: a file with what is wanted as JSON, the
-read end of the leash's rope, the log, and a socket on which it tells {"pid"} at once (or {"refused"}), and {"exit"}
-in the end. The fork is a leash (kvlab.leash), and the server a fork of that one, parent and child as ever.
+It ends with its owner. On the control socket, and on those that connect to PATH, it is sent one server at a time: a
+file with what is wanted as JSON, the read end of the leash's rope, the log, and a socket on which it tells {"pid"} at
+once (or {"refused"}), and {"exit"} in the end. The fork is a leash (kvlab.leash), and the server a fork of that one,
+parent and child as ever.
 
 A fork keeps the environment and the command line that others see of the process it came from. Room is reserved in the
 first for what tells servers apart, and both are overwritten in place: kvlab finds its servers by them.
@@ -119,15 +120,20 @@ def _end(run) -> None:
 class Preloaded:
     """The process itself. `kept`: descriptors that the imports have left open, for everybody."""
 
-    def __init__(self, control: int, owner: int):
-        self.control = socket.socket(fileno=control)
+    def __init__(self, control: int, owner: int, listener: socket.socket | None = None):
+        self.controls = [socket.socket(fileno=control)]
+        self.listeners = [listener] if listener else []
         self.owner = os.pidfd_open(owner)
         self.said = b""
         with contextlib.suppress(OSError):  # a file, if its owner started it
             self.said = os.pread(1, LOG_START, 0)
         self.env = dict(os.environ)
         self.told: dict[int, socket.socket] = {}  # leash -> where its end is told
-        self.kept = {int(name) for name in os.listdir("/proc/self/fd")} - {control, self.owner}
+        self.kept = {int(name) for name in os.listdir("/proc/self/fd")} - {
+            control,
+            self.owner,
+            *(s.fileno() for s in self.listeners),
+        }
         self.wake, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end)
@@ -135,21 +141,31 @@ class Preloaded:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> None:
-        """Fork servers until the owner ends, or has closed the socket and the servers have ended."""
-        watched = [self.wake, self.owner, self.control]
-        while self.told or self.control in watched:
-            ready, _, _ = select.select(watched, [], [])
+        """Fork servers until the owner ends, or nobody is left who could ask and the servers have ended."""
+        while self.told or self.controls or self.listeners:
+            ready, _, _ = select.select([self.wake, self.owner, *self.controls, *self.listeners], [], [])
             if self.owner in ready:
                 return
             if self.wake in ready:
                 os.read(self.wake, 512)
                 self._tell_ends()
-            if self.control in ready:
-                message, fds, _, _ = socket.recv_fds(self.control, 1, 4)
-                if message:
-                    self._start(*fds)
-                else:
-                    watched.remove(self.control)
+            for listener in [s for s in self.listeners if s in ready]:
+                self.controls.append(listener.accept()[0])
+            for control in [s for s in self.controls if s in ready]:
+                self._hear(control)
+
+    def _hear(self, control: socket.socket) -> None:
+        message, fds = b"", []
+        with contextlib.suppress(ConnectionError):
+            message, fds, _, _ = socket.recv_fds(control, 1, 4)
+        if message == b"+":
+            self._start(*fds)
+        elif message == b"-":  # nobody else will connect
+            while self.listeners:
+                self.listeners.pop().close()
+        else:
+            self.controls.remove(control)
+            control.close()
 
     def _tell_ends(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -231,11 +247,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="preloaded")
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--owner", type=int, required=True)
+    parser.add_argument("--listen")
     options = parser.parse_args()
+    listener = None
+    if options.listen:  # before the imports, so that a second one waits for them instead of importing too
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        Path(options.listen).unlink(missing_ok=True)  # of one that was killed
+        listener.bind(options.listen)
+        listener.listen()
     forked_engine.import_all()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all the pages of what was imported
-    Preloaded(options.control, options.owner).serve()
+    Preloaded(options.control, options.owner, listener).serve()
 
 
 if __name__ == "__main__":

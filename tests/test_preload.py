@@ -280,3 +280,38 @@ def test_with_the_owner_ends_the_preloaded_process_and_its_servers(package):  # 
         for process in forked:
             process.kill()
         owner.stdout.close()
+
+
+SECOND = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+import test_preload
+one = test_preload.Started(Path({package!r}), "wait", JPY_SESSION_NAME="another notebook")
+print(one.kind, *one.main()[3:4], test_preload.preload.pids(), flush=True)
+one.stop()
+"""
+
+
+def test_the_notebooks_of_one_command_share_a_preloaded_process_that_ends_with_it(package):
+    code = SECOND.format(
+        path=[str(Path(preload.__file__).parent.parent), str(Path(__file__).parent)], package=str(package)
+    )
+    with preload.shared():
+        first = Started(package, "wait")
+        importer = first.main()[3]
+        (waiting,) = [psutil.Process(pid) for pid in preload.pids()]
+        second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
+        assert second.stdout.split() == ["preloaded", importer, "[]"], second.stderr
+        first.stop()
+        preload.end_all()  # as at the end of a notebook: another one may follow
+        assert waiting.is_running() and waiting.status() != psutil.STATUS_ZOMBIE
+        third = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
+        assert third.stdout.split() == ["preloaded", importer, "[]"], third.stderr
+        waiting.kill()
+        fourth = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
+        assert fourth.stdout.startswith("preloaded") and importer not in fourth.stdout  # started anew at the same place
+        anew = psutil.Process(int(fourth.stdout.split()[2].strip("[]")))
+        assert anew.is_running()
+    assert not alive([anew])
+    assert preload.SHARED not in os.environ
