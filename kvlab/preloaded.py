@@ -18,7 +18,6 @@ import argparse
 import atexit
 import contextlib
 import ctypes
-import gc
 import importlib.util
 import json
 import os
@@ -232,9 +231,8 @@ def main() -> None:
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--owner", type=int, required=True)
     options = parser.parse_args()
+    # No gc.freeze(): without the imported objects in its count, the collector of a server runs far more often.
     forked_engine.import_all()
-    gc.collect()
-    gc.freeze()  # a collection in a fork would copy all the pages of what was imported
     Preloaded(options.control, options.owner).serve()
 
 
