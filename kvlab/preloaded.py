@@ -19,7 +19,6 @@ import argparse
 import atexit
 import contextlib
 import ctypes
-import gc
 import importlib.util
 import json
 import os
@@ -255,9 +254,8 @@ def main() -> None:
         Path(options.listen).unlink(missing_ok=True)  # of one that was killed
         listener.bind(options.listen)
         listener.listen()
+    # No gc.freeze(): without the imported objects in its count, the collector of a server runs far more often.
     forked_engine.import_all()
-    gc.collect()
-    gc.freeze()  # a collection in a fork would copy all the pages of what was imported
     Preloaded(options.control, options.owner, listener).serve()
 
 
