@@ -32,12 +32,6 @@ PRELOADED = Path(__file__).with_name("preloaded.py")
 MODULE = ["-m", "vllm.entrypoints.cli.main"]
 SHARED = "KVLAB_PRELOADED"  # PID:FOLDER, while the notebooks of one command share such processes
 NO_MATTER = ("COLUMNS", "JPY_", "JUPYTER_", "KVLAB_", "LINES")  # of a notebook or terminal: no import reads them
-    "COLUMNS",
-    "JPY_",
-    "JUPYTER_",
-    "KVLAB_",
-    "LINES",
-)  # of a terminal or notebook: no import of vLLM reads them
 OWN = (processes.MARKER, processes.PORT, processes.OWNER, "VLLM_RPC_BASE_PATH")  # differ from server to server
 ROOM_BYTES = 8192
 AT_ONCE = 2  # processes that wait, one for each environment; another one ends the oldest
