@@ -1,6 +1,6 @@
 import pytest
 
-from kvlab import engine, geometry, overview, predict
+from kvlab import engine, geometry, load_grid, overview, predict
 from kvlab.errors import ConfigError
 from kvlab.profile import FOLDER, Variant, built_in, check_fits, choose, load_profile
 from kvlab.provenance import Hardware
@@ -231,3 +231,10 @@ def test_a_relative_model_is_found_from_the_folder_of_its_profile(own, tmp_path,
 def test_names_that_are_no_paths_stay_names(own):
     path = own(('model = "tiny"', 'model = "Qwen/Qwen3-0.6B"'))
     assert load_profile(path).server.model == "Qwen/Qwen3-0.6B" and load_profile(path).geometry == "tiny"
+
+
+def test_the_requests_of_a_point_have_a_floor_and_a_ceiling():
+    shape = load_grid.Shape(input_tokens=1, output_tokens=1, concurrency=(1, 8, 24), rounds=2, min_requests=3)
+    assert [shape.requests(c) for c in shape.concurrency] == [3, 16, 48]
+    shape = shape.model_copy(update={"most_requests": 36})
+    assert [shape.requests(c) for c in shape.concurrency] == [3, 16, 36]
