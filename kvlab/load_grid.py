@@ -32,7 +32,6 @@ class Shape(Strict):
     concurrency: tuple[Count, ...] = Field(min_length=1)
     rounds: int = Field(4, gt=0)  # measured requests = rounds x concurrency, at least min_requests
     min_requests: int = Field(8, gt=0)
-    most_requests: int | None = Field(None, gt=0)  # empty: as many as that; many clients fill a slow pool with fewer
     repeats: int | None = Field(None, gt=0)  # of this shape; empty: the grid's
 
     @property
@@ -41,8 +40,7 @@ class Shape(Strict):
 
     def requests(self, concurrency: int) -> int:
         """Measured requests of a point."""
-        wanted = max(self.rounds * concurrency, self.min_requests)
-        return min(wanted, self.most_requests or wanted)
+        return max(self.rounds * concurrency, self.min_requests)
 
 
 class Border(Strict):

@@ -40,6 +40,7 @@ class PrefixCache(Strict):
     cost_concurrency: int = Field(gt=0)
     cost_requests: int = Field(gt=0)
     cost_repeats: int = Field(2, gt=0)
+    single_requests: int = Field(6, gt=0)  # of each run with one client
     single_repeats: int = Field(3, gt=0)  # with one client, caching on and off in turn
     cost_side_by_side: bool = False  # on and off take turns on two servers; else each repeat has a server of its own
 
