@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import glob
 import importlib
 import importlib.util
@@ -27,6 +28,7 @@ import traceback
 from multiprocessing import context, popen_spawn_posix, reduction, spawn, util
 
 CLI = "vllm.entrypoints.cli.main"
+PR_SET_NAME = 15
 # What a server of vLLM 0.31 and its engine process import; what is missing here is imported when it is needed.
 MODULES = (
     *(f"vllm.entrypoints.cli.{name}" for name in ("openai", "serve", "launch", "benchmark.main", "collect_env")),
@@ -119,6 +121,7 @@ def _become_engine(work: int) -> int:
         try:
             spawn.prepare(reduction.pickle.load(source))
             process = reduction.pickle.load(source)
+            ctypes.CDLL(None).prctl(PR_SET_NAME, process.name.encode())  # vLLM's own title needs an untouched argv
         finally:
             del multiprocessing.current_process()._inheriting
     code = process._bootstrap(parent_sentinel=watched)
