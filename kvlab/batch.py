@@ -133,7 +133,9 @@ def _out(build: Path, path: Path) -> Path:
 def _stamp(machine: str, path: Path, profile: str) -> str:
     section = store.machine_dir(machine) / path.stem[3:]
     runs = sorted(folder.parent.name for folder in section.glob("*/run.json"))
-    return hashlib.sha256(json.dumps([path.read_text(), profile, runs, _helpers()]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([path.read_text(encoding="utf-8"), profile, runs, _helpers()]).encode()
+    ).hexdigest()
 
 
 def _helpers() -> list[str | None]:
@@ -144,7 +146,7 @@ def _helpers() -> list[str | None]:
 
 def _read(build: Path) -> dict[str, dict[str, str]]:
     try:
-        return json.loads((build / DONE).read_text())
+        return json.loads((build / DONE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 

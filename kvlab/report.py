@@ -6,7 +6,6 @@ It reads claims, figures, manifests, the write-up's texts and the notebooks' fir
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -253,14 +252,13 @@ def _has(table: pd.DataFrame, own: pd.DataFrame) -> bool:
 
 def measured_figure(file: Path, machines: Iterable[str]) -> Path:
     """The figure, or where none of its runs is of this machine the same one of another machine that measured it."""
-    if json.loads(file.read_text())["runs"]:
-        return file
     others = [store.figures_dir(machine) / file.name for machine in machines]
-    return next((one for one in others if one.is_file() and json.loads(one.read_text())["runs"]), file)
+    drawn = (one for one in (file, *others) if one.is_file() and (told := store.figure(one)) and told["runs"])
+    return next(drawn, file)
 
 
 def _figure(file: Path, writer: prose.Writer) -> dict[str, Any]:
-    info = json.loads(file.read_text())
+    info = store.figure(file)
     picture = file.with_suffix(".svg").read_bytes()
     width, height = (round(PX_PER_PT * float(pt)) for pt in _size_pt(picture))
     text = base64.b64encode(picture).decode()
@@ -297,7 +295,7 @@ def _escape(text: str) -> str:
 
 def style() -> str:
     """The style sheet."""
-    return (resources.files("kvlab") / "report.css").read_text()
+    return (resources.files("kvlab") / "report.css").read_text(encoding="utf-8")
 
 
 def render(page: Mapping[str, Any]) -> str:
@@ -307,7 +305,7 @@ def render(page: Mapping[str, Any]) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    sources = {name: (resources.files("kvlab") / name).read_text() for name in TEMPLATES}
+    sources = {name: (resources.files("kvlab") / name).read_text(encoding="utf-8") for name in TEMPLATES}
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(sources),
         autoescape=True,

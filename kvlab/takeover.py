@@ -89,7 +89,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def _read(build: Path) -> dict[str, dict[str, Any]]:
     try:
-        return json.loads((build / FILE).read_text())
+        return json.loads((build / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 
