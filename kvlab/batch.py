@@ -129,7 +129,7 @@ def _side_by_side(paths: list[Path], given, build: Path, note: Callable, shown: 
 
 
 def _begin(ended: Any) -> None:
-    """In a process that replays: what says that the command has ended. The pool hands out jobs beyond its cancelling."""
+    """In a process that replays: what tells that the command has ended, as a pool may hand out jobs even then."""
     global _ended
     _ended = ended
 

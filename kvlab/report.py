@@ -204,7 +204,7 @@ def section(
         "notebook": path.name,
         "title": title,
         "sentence": sentence,
-        "figures": [_figure(measured_figure(file, tables), writer) for file in store.figure_files(machine, name)],
+        "figures": _figures([measured_figure(file, tables) for file in store.figure_files(machine, name)], writer),
         "headline": headline,
         "rest": [row for row in rows if row not in headline],
         "notes": notes(own, language),
@@ -257,9 +257,13 @@ def measured_figure(file: Path, machines: Iterable[str]) -> Path:
     return next(drawn, file)
 
 
-def _figure(file: Path, writer: prose.Writer) -> dict[str, Any]:
+def _figures(files: Iterable[Path], writer: prose.Writer) -> list[dict[str, Any]]:
+    pictures = [(file, store.picture(file)) for file in files]
+    return [_figure(file, svg, writer) for file, svg in pictures if svg is not None]
+
+
+def _figure(file: Path, picture: bytes, writer: prose.Writer) -> dict[str, Any]:
     info = store.figure(file)
-    picture = file.with_suffix(".svg").read_bytes()
     width, height = (round(PX_PER_PT * float(pt)) for pt in _size_pt(picture))
     text = base64.b64encode(picture).decode()
     told = {"name": file.stem, "alt": _caption(info["alt"], file.stem, writer)}

@@ -68,19 +68,33 @@ def figure_files(machine: str, section: str) -> list[Path]:
 
 
 def figure(path: Path) -> dict[str, Any] | None:
-    """What is stored of a picture, from its JSON; None, with a warning, where that or the picture is not whole."""
-    again = f"kvlab report --mode replay --machine {path.parent.name} draws it anew"
+    """What the JSON of a figure tells; None, with a warning, where it cannot be read."""
     try:
-        told = read_json(path, again)
-        if missing := [name for name in ("notebook", "machine", "runs", "alt") if name not in told]:
-            raise StoreError(f"{path} names no {missing[0]}.", next_step=again)
-        if not path.with_suffix(".svg").read_bytes().rstrip().endswith(b"</svg>"):
-            raise StoreError(f"{path.with_suffix('.svg')} was cut off.", next_step=again)
-    except (OSError, StoreError) as error:
-        said = error if isinstance(error, StoreError) else StoreError(str(error), "it was removed", again)
+        told = read_json(path, _draw_again(path))
+    except StoreError as error:
+        warnings.warn(f"The figure {path.stem} of {path.parent.name} is left out: {error}", stacklevel=2)
+        return None
+    return {name: None for name in ("notebook", "machine", "alt")} | {"runs": []} | told
+
+
+def picture(path: Path) -> bytes | None:
+    """The SVG beside the JSON of a figure; None, with a warning, where it is not there or not whole."""
+    file = path.with_suffix(".svg")
+    try:
+        svg = file.read_bytes()
+        if not svg.rstrip().endswith(b"</svg>"):
+            raise ValueError("it was cut off")
+        if missing := [name for name, value in (figure(path) or {}).items() if value is None]:
+            raise ValueError(f"{path.name} names no {missing[0]}")
+    except (OSError, ValueError) as error:
+        said = StoreError(f"{file} cannot be read: {error}", next_step=_draw_again(path))
         warnings.warn(f"The figure {path.stem} of {path.parent.name} is left out: {said}", stacklevel=2)
         return None
-    return told
+    return svg
+
+
+def _draw_again(path: Path) -> str:
+    return f"kvlab report --mode replay --machine {path.parent.name} draws it anew"
 
 
 def machines() -> list[str]:
