@@ -29,7 +29,7 @@ def read(name_or_path: str) -> tuple[str, dict[str, Any]]:
         path = typed(name_or_path)
         where, folder, data = str(path), path.absolute().parent, _bytes(path, name_or_path)
     try:
-        values = tomllib.loads(data.decode())
+        values = tomllib.loads(data.decode("utf-8-sig"))  # some editors write the mark
     except UnicodeDecodeError:
         raise ConfigError(f"{where} is not valid TOML: it is not even text.", next_step=_known()) from None
     except ValueError as error:
