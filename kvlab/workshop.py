@@ -199,15 +199,15 @@ def _choice(asked: Choice, answer: Any, facts: Facts) -> tuple[str, str]:
     letter = str(answer).strip().lower()
     right = asked.right(facts)
     if len(letter) != 1 or letter not in letters:
-        return WRONG, f"answer with one letter of {', '.join(letters)}; you wrote {answer!r}."
+        return WRONG, f"answer with one letter of {', '.join(letters)}; you wrote {_short(answer)}."
     if letter == right:
         return PASSED, f"right. {asked.because}".strip()
     return WRONG, asked.options[letters.index(letter)][2]
 
 
 def _number(asked: Number, answer: Any, facts: Facts) -> tuple[str, str]:
-    if isinstance(answer, bool) or not isinstance(answer, numbers.Real) or not math.isfinite(answer):
-        return WRONG, f"answer with a plain number, such as 12 or 0.5 ({asked.unit}); you wrote {answer!r}."
+    if isinstance(answer, bool) or not isinstance(answer, numbers.Real) or not _finite(answer):
+        return WRONG, f"answer with a plain number, such as 12 or 0.5 ({asked.unit}); you wrote {_short(answer)}."
     low, high = asked.ends(facts)
     if low <= answer <= high:
         return PASSED, f"right. {asked.because}".strip()
@@ -216,6 +216,19 @@ def _number(asked: Number, answer: Any, facts: Facts) -> tuple[str, str]:
     if met:
         return WRONG, "this is " + "; or ".join(dict.fromkeys(met)) + "."
     return WRONG, _scaled(answer, low, high, asked.unit) or _far(answer, low, high, asked.unit)
+
+
+def _finite(answer: numbers.Real) -> bool:
+    try:
+        return math.isfinite(answer)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _short(answer: Any) -> str:
+    """What was written, as a sentence can hold it."""
+    said = " ".join(repr(answer).split())
+    return said if len(said) <= 80 else f"{said[:77]}..."
 
 
 def _near(answer: float, value: float) -> bool:

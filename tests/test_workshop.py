@@ -121,6 +121,13 @@ def test_the_check_fails_on_a_question_that_nothing_checks_and_on_a_missing_solu
     assert workshop_check.main([tmp_path / "solutions"]) == 1  # no exercises at all
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", "{}"])
+def test_the_check_names_an_exercise_that_cannot_be_read(tmp_path, capsys, text):
+    (tmp_path / "01_small.ipynb").write_text(text)
+    assert workshop_check.main([tmp_path]) == 1
+    assert "01_small.ipynb cannot be read" in capsys.readouterr().out
+
+
 # -- the checker --------------------------------------------------------------------------------------------------
 
 
@@ -207,10 +214,10 @@ def test_the_right_letters_follow_no_pattern():
     assert len(set(right)) > 2
 
 
-@pytest.mark.parametrize("answer", ["114688", "114,688", True, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("answer", ["114688", "114,688", True, float("nan"), float("inf"), [1], 10**400, "x" * 9999])
 def test_what_is_no_number_is_told(answer):
     state, text = said("1.predict", answer)
-    assert state == WRONG and "plain number" in text
+    assert state == WRONG and "plain number" in text and len(text) < 300
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -163,7 +163,7 @@ def _foreign(path: Path) -> dict[str, Any]:
 
 
 def _json(ask: Ask, name: str) -> dict[str, Any]:
-    return json.loads((ask.folder / name).read_text())
+    return json.loads((ask.folder / name).read_text(encoding="utf-8"))
 
 
 VLLM, GUIDELLM, AIPERF = "0.31.0", "0.8.1", "0.13.0"

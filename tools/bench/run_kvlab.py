@@ -36,7 +36,7 @@ def main() -> None:
     found["certificate"] = {k: v for k, v in result.certificate.items() if not isinstance(v, list)}
     found["rows_of_processes"] = result.certificate["rows_of_processes"]
     found["problems"] = result.certificate["problems"]
-    with open(out, "w") as file:
+    with open(out, "w", encoding="utf-8") as file:
         json.dump(found, file)
 
 
