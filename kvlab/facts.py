@@ -153,7 +153,7 @@ def _has_model(manifest: Mapping[str, Any]) -> bool:
 
 def _weights(server: Mapping[str, Any]) -> str:
     dummy = server["load_format"] == "dummy" or server["model"].startswith("geometry:")
-    note = "dummy (timing, capacity and caching do not depend on weight values; text quality does)"
+    note = "dummy (timing, capacity and caching do not depend on weight values, text quality does)"
     return note if dummy else "loaded"
 
 
