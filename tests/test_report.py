@@ -290,3 +290,9 @@ def test_where_nothing_was_measured_the_figure_of_a_machine_with_the_same_engine
     engines = {"x2": "cuda", "cpu": "cpu", "h200": "cuda", "article": None}
     said = report.likest_first("x2", ["article", "cpu", "h200"], lambda name: {"engine": engines[name]})
     assert said == ["h200", "article", "cpu"]
+
+
+def test_a_long_name_may_break_behind_its_underscores_and_a_number_nowhere():
+    parts = report._template().environment.get_template("report_parts.html")
+    said = parts.make_module({"w": {}}).breakable("max_num_seqs=16, in=512 <")
+    assert said == "max_<wbr>num_<wbr>seqs=16, in=512 &lt;"
