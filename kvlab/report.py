@@ -198,13 +198,14 @@ def section(
     rows = [_row(row, others, language) for row in writer.facts.claims[machine] if row["section"] == name]
     said = [row for row in rows if row["state"] in ("measured", "computed")]
     order = sorted(said, key=lambda row: (not (row["computed"] and row["measured"]), not row["measured"]))
+    alike = likest_first(machine, tables, writer.about)
     headline = order[:HEADLINE]  # sorted is stable: within each kind the notebook's order
     return {
         "name": name,
         "notebook": path.name,
         "title": title,
         "sentence": sentence,
-        "figures": _figures([measured_figure(file, tables) for file in store.figure_files(machine, name)], writer),
+        "figures": _figures([measured_figure(file, alike) for file in store.figure_files(machine, name)], writer),
         "headline": headline,
         "rest": [row for row in rows if row not in headline],
         "notes": notes(own, language),
@@ -248,6 +249,12 @@ def _row(row: dict[str, Any], others: Mapping[str, Mapping[str, Any]], language:
 
 def _has(table: pd.DataFrame, own: pd.DataFrame) -> bool:
     return bool(set(table["id"]) & set(own["id"]))
+
+
+def likest_first(own: str, machines: Iterable[str], about: Callable[[str], Mapping[str, Any]]) -> list[str]:
+    """Machines with the engine of `own` before the others: whose figure stands in where `own` measured nothing."""
+    engine = about(own).get("engine")
+    return sorted(machines, key=lambda name: about(name).get("engine") != engine)
 
 
 def measured_figure(file: Path, machines: Iterable[str]) -> Path:
