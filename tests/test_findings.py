@@ -87,7 +87,9 @@ def test_times_of_a_client_over_its_limits_are_kept_out_and_say_what_to_do(tmp_p
         for section in ("load", "service_hit_rate"):
             folder = tmp_path / "data" / "mine" / section / run
             folder.mkdir(parents=True)
-            (folder / "run.json").write_text(json.dumps({"schema_version": 1, "certificate": told}))
+            cell = {"name": run, "repeat": 0, "server": {}}
+            manifest = {"schema_version": 1, "cell": cell, "key": run, "created_utc": "2026-11-01T00:00:00+00:00"}
+            (folder / "run.json").write_text(json.dumps(manifest | {"certificate": told}))
     where = {"c": 96, "over_c": 48, "beyond": "pool", "in": 512, "out": 128}
     for runs, shown in (("a", True), ("a;b", False), ("c", False), ("d", False), ("gone", True)):
         stored = table(("load", "throughput_ratio", where, {"measured": 1.0625, "unit": "x"})).assign(runs=runs)
