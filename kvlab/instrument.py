@@ -163,7 +163,7 @@ def draw(axes: list[Axes], table: pd.DataFrame) -> None:
     speed.set_xlabel("thousand events per CPU-second")
     added.set_xscale("log")
     low, high = added.get_xlim()
-    added.set_xlim(low / 60, high * 40)
+    added.set_xlim(low / 600, high * 40)
     added.xaxis.set_major_locator(LogLocator(subs=(1,), numticks=5))
     added.xaxis.set_major_formatter("{x:,g}")
     added.set_xlabel("ms added to TTFT: median ●, p99 ○")

@@ -195,7 +195,9 @@ def dumbbell(axis: Axes, y: float, computed: float | None, measured: float, *, c
     if not _missing(computed):
         axis.plot([computed], [y], "|", ms=16, mew=2.5, color=COMPUTED, zorder=3)
         residual = f"{measured / computed - 1:+.1%}" if measured != computed else "exact"
-        axis.annotate(residual, (measured, y), xytext=(9, 0), textcoords="offset points", va="center", fontsize=9)
+        side, at = ("right", -9) if measured < computed else ("left", 9)  # away from the bar
+        where = {"xytext": (at, 0), "textcoords": "offset points", "ha": side, "va": "center"}
+        axis.annotate(residual, (measured, y), fontsize=9, **where)
     axis.plot([measured], [y], "o", color=color, zorder=4)
     axis.margins(x=0.25)  # room for the residual beside the outermost dot
 
