@@ -15,6 +15,7 @@ def text(profile_name: str, machine: str) -> tuple[str, list[KvlabError]]:
     """
     run.require_notebooks()
     hardware = provenance.hardware()
+    machine = machine or provenance.machine_name()  # asks what would be measured here, not what is replayed
     lab = measure.open_lab("kv_capacity", profile_name=profile_name, machine=machine, mode="replay")
     engine = "none; `make install` adds one"
     if hardware.has_vllm:
