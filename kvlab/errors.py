@@ -1,6 +1,5 @@
 """Every error that a person may see: what happened, the likely cause, the next command."""
 
-
 REPLAY = 'look at what is stored: MODE = "replay" in a notebook, --mode replay on the command line'
 
 
