@@ -17,8 +17,8 @@ PARAMETERS = COMMON + "\nCLIENTS: list = []  # a list"
 
 
 @pytest.fixture(autouse=True)
-def project(monkeypatch, tmp_path):
-    """An own project with two notebooks that show what they were given."""
+def project(monkeypatch, tmp_path, some_engine):
+    """An own project with two notebooks that show what they were given, and a vLLM that is found."""
     show = (
         "print(PROFILE, MACHINE, MODE, CLIENTS)\nfrom kvlab import profile\nprint(profile.load_profile(PROFILE).title)"
     )
