@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from committed_for_tests import MACHINES
 from matplotlib.lines import Line2D
 
 from kvlab import beside, claims, display, geometry, play, play_values, predict, sliders, store
@@ -17,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(autouse=True)
 def data(tmp_path, monkeypatch):
     """The published values, and the claims of the committed machines without their runs."""
-    for folder in (ROOT / "data").glob("*"):
-        if (folder / "claims.csv").is_file() and folder.name in ("article", "cpu-tiny", "h200"):
+    for folder in (ROOT / "data" / name for name in MACHINES):
+        if folder.name in ("article", "cpu-tiny", "h200"):
             (tmp_path / "data" / folder.name).mkdir(parents=True)
             shutil.copy(folder / "claims.csv", tmp_path / "data" / folder.name)
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
