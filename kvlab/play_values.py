@@ -27,11 +27,12 @@ def values_of(machine: str) -> dict[str, float | str]:
     """
     path = store.machine_dir(machine) / claims.FILE
     if not path.is_file() or machine not in store.machines():
-        raise ConfigError(
-            f"There is no machine {machine!r} with measurements.",
-            cause="a typing error, or nothing was measured there yet",
-            next_step=f"use one of: {', '.join(machines()) or '(nothing is stored)'}",
-        )
+        known = {
+            "cause": "a typing error, or nothing was measured there yet",
+            "next_step": f"use one of: {', '.join(machines())}",
+        }
+        about = known if machines() else store.nothing_stored()
+        raise ConfigError(f"There is no machine {machine!r} with measurements.", **about)
     return dict(_values(machine, path, path.stat().st_mtime_ns))
 
 
