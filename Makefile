@@ -1,4 +1,5 @@
-# `make help` lists what a person calls. Everything is installed into .venv, nothing outside this folder but ~/.cache/kvlab.
+# `make help` lists what a person calls. Everything is installed into .venv. Outside this folder lie caches (~/.cache:
+# kvlab, pip, matplotlib) and what Jupyter keeps of its own: ~/.local/share/jupyter, ~/.jupyter, ~/.ipython.
 PYTHON  ?= python3
 ENGINE  ?= auto
 PROFILE ?= auto

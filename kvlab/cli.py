@@ -64,24 +64,38 @@ def check(profile: Profile = "auto", machine: Machine = "") -> None:
 @app.command()
 def predict(
     model: Annotated[str, typer.Argument(help="a name, a folder or a config.json; empty: a table of models")] = "",
-    kv_bytes: Annotated[str, typer.Option(help="size of the KV pool: 2.5e9, 2.5GB or 2.5GiB")] = "2GiB",
+    kv_bytes: Annotated[
+        str | None, typer.Option(help="size of the KV pool: 2.5e9, 2.5GB or 2.5GiB; 2GiB if nothing is given")
+    ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="tokens in a block")] = 16,
     kv_dtype_bytes: Annotated[
-        float | None,
-        typer.Option(
-            min=0.5, max=16, callback=finite, help="bytes of a KV element; empty: as vLLM's --dtype auto chooses"
-        ),
+        str | None, typer.Option(help="bytes of a KV element: 1 (fp8), 2 or 4; empty: as vLLM's --dtype auto chooses")
     ] = None,
     input_tokens: Annotated[int, typer.Option(min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(min=1)] = 128,
     tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
+    gpu_gib: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="estimate the pool from the memory of each GPU, in GiB")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(min=0.01, max=1, callback=finite, help="of it: vLLM's option of this name")
+    ] = 0.92,
+    weights_gib: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="weights on each GPU; empty: computed in 16 bits")
+    ] = None,
+    overhead_gib: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="activations and CUDA; empty: as a stored start took")
+    ] = None,
 ) -> None:
     """Compute the KV cache of a model: bytes per token, capacity, requests that fit."""
-    from kvlab import overview
+    from kvlab import gpu_pool, overview
 
     with errors_explained():
-        sizes = (block_size, kv_dtype_bytes, input_tokens, output_tokens, tensor_parallel)
-        typer.echo(overview.prediction(model, overview.size_bytes(kv_bytes), *sizes))
+        sizes = (block_size, overview.element_bytes(kv_dtype_bytes), input_tokens, output_tokens, tensor_parallel)
+        known = (gpu_memory_utilization, weights_gib, overhead_gib)
+        gpu = None if gpu_gib is None else gpu_pool.Gpu(gpu_gib, *known)
+        pool = None if kv_bytes is None else overview.size_bytes(kv_bytes)
+        typer.echo(overview.prediction(model, pool, *sizes, gpu))
 
 
 @app.command()

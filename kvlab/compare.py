@@ -62,11 +62,23 @@ def open_side(what: str | Path) -> Side:
     found = sorted(store.root().glob(f"*/*/{text}/{store.MANIFEST}")) if "/" not in text else []
     if len(found) == 1:
         return _of_run(store.load_run(found[0].parent))
-    close = difflib.get_close_matches(text, store.machines(), n=1)
-    raise ConfigError(
+    raise _no_side(text, len(found))
+
+
+def _no_side(text: str, runs: int) -> ConfigError:
+    known, (machine, _, section) = store.machines(), text.strip("/").partition("/")
+    if not known:
+        return ConfigError(f"{text!r} is neither a machine nor a run.", **store.nothing_stored())
+    if machine in known and section in set(claims.read(store.machine_dir(machine))["section"]):
+        return ConfigError(
+            f"{text!r} is a section; a side of a comparison is a machine or one run of it.",
+            next_step=f"kvlab compare {machine} OTHER --section {section}",
+        )
+    close = difflib.get_close_matches(text, known, n=1)
+    return ConfigError(
         f"{text!r} is neither a machine nor a run" + (f"; did you mean {close[0]}?" if close else "."),
-        cause="nothing of that name is stored" if not found else f"{len(found)} runs have this id",
-        next_step=f"use one of {', '.join(store.machines()) or '(nothing is stored)'}, or machine/section/run",
+        cause="nothing of that name is stored" if not runs else f"{runs} runs have this id",
+        next_step=f"use one of {', '.join(known)}, or machine/section/run",
     )
 
 

@@ -84,6 +84,17 @@ def digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def span(low: float, high: float) -> str:
+    """Both ends with one decimal; one number where they do not differ so far."""
+    ends = dict.fromkeys((f"{low:,.1f}", f"{high:,.1f}"))
+    return " to ".join(ends)
+
+
+def fit(low: float, high: float) -> str:
+    """How many requests fit: where not even one reaches its end, so in words."""
+    return f"none to its end ({span(low, high)})" if low < 1 else span(low, high)
+
+
 def _null(value: Any) -> bool:
     return value is None or value is pd.NA or value != value
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvlab import gpu
 from kvlab.config import ServerConfig
-from kvlab.errors import ConfigError, EngineMissing, StoreError
+from kvlab.errors import REPLAY, ConfigError, EngineMissing, StoreError
 from kvlab.files import typed
 
 CPU_BLOCK = 32  # the CPU attention kernel takes multiples of this only
@@ -80,7 +80,7 @@ def installed_build() -> tuple[str, str]:
         raise EngineMissing(
             f"This Python has no vLLM: {sys.executable}",
             "it is installed separately, because the right build depends on the hardware",
-            "make install (or run from the environment in which vLLM is installed)",
+            f"make install (or run from the environment in which vLLM is installed), or {REPLAY}",
         )
     if version := _version("vllm"):
         return ("cpu" if "cpu" in version else "cuda"), version
@@ -98,7 +98,7 @@ def check(config: ServerConfig) -> None:
         raise EngineMissing(
             f'engine = "{config.engine}", but the installed vLLM {version} is the {build.upper()} build',
             "one environment holds one build",
-            f'make install in an environment of its own, or engine = "{build}"',
+            f'make install in an environment of its own, or engine = "{build}", or {REPLAY}',
         )
 
 

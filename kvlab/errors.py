@@ -1,5 +1,7 @@
 """Every error that a person may see: what happened, the likely cause, the next command."""
 
+REPLAY = 'look at what is stored: MODE = "replay" in a notebook, --mode replay on the command line'
+
 
 class KvlabError(Exception):
     """A failure explained in one message.

@@ -91,6 +91,8 @@ def find(text: str) -> store.Run:
     found = sorted(store.root().glob(f"*/*/{text}/{store.MANIFEST}")) if text and "/" not in text else []
     if len(found) == 1:
         return store.load_run(found[0].parent)
+    if not found and not store.machines():
+        raise ConfigError(f"{text!r} is no run.", **store.nothing_stored())
     raise ConfigError(
         f"{text!r} is no run.",
         cause=f"{len(found)} runs have this id" if found else "no run of that name is stored",

@@ -277,14 +277,15 @@ def open_lab(section: str, *, profile_name: str = "auto", machine: str = "", mod
     """The laboratory of one section.
 
     `profile_name`: "auto", a built-in name or a TOML path. `machine`: the data folder; empty = named after the
-    hardware. `base_url`: an existing server instead of an own one. Raises ConfigError for what cannot be measured.
+    hardware, in a replay the one that has runs (`outcome.machine`). `base_url`: an existing server instead of an own
+    one. Raises ConfigError for what cannot be measured.
     """
     if mode not in MODES:
         raise ConfigError(f"MODE is {mode!r}.", next_step=f"use one of: {', '.join(MODES)}")
     asked = outcome.asked(section)
     hardware = provenance.hardware()
     if not machine:
-        machine = provenance.external_name(base_url) if base_url else provenance.machine_name()
+        machine = outcome.machine(mode, base_url)
     _check_machine(machine)
     existing.check_address(base_url)
     if base_url and profile_name == "auto" and mode != "replay":

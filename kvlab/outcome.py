@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab import claims as claims_module
-from kvlab import imported, parameters, run, store
+from kvlab import imported, parameters, provenance, run, store
 from kvlab.errors import StoreError
 from kvlab.files import disk_errors, near, write_text
 
@@ -27,6 +27,25 @@ if TYPE_CHECKING:
     from kvlab.measure import Lab
 
 ASKED = "asked.json"  # in a section's folder: the parameters with which its claims were measured, where not its own
+
+
+def machine(mode: str, base_url: str) -> str:
+    """The data folder where none is named: after the hardware or the address; a replay takes the stored one, and says.
+
+    Where nothing at all is stored a replay shows what is computed for this computer.
+    """
+    if base_url:
+        return provenance.external_name(base_url)
+    here = provenance.machine_name()
+    if mode != "replay":
+        return here
+    try:
+        found = store.default_replay_machine()
+    except StoreError:
+        return here
+    if found != here:
+        print(f"Nothing was measured on this machine ({here}): {found} is replayed. MACHINE names another one.")
+    return found
 
 
 def asked(section: str) -> dict[str, Any]:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 
-from kvlab import claims, geometry, measure, predict, profile, provenance, ready, run, store, time_left
+from kvlab import (
+    claims,
+    display,
+    geometry,
+    gpu_pool,
+    measure,
+    predict,
+    profile,
+    provenance,
+    ready,
+    run,
+    store,
+    time_left,
+)
 from kvlab.errors import ConfigError, KvlabError
 
 
@@ -15,6 +29,7 @@ def text(profile_name: str, machine: str) -> tuple[str, list[KvlabError]]:
     """
     run.require_notebooks()
     hardware = provenance.hardware()
+    machine = machine or provenance.machine_name()  # asks what would be measured here, not what is replayed
     lab = measure.open_lab("kv_capacity", profile_name=profile_name, machine=machine, mode="replay")
     engine = "none; `make install` adds one"
     if hardware.has_vllm:
@@ -80,25 +95,47 @@ def size_bytes(text: str) -> float:
     return number * (1024 if match[3] else 1000) ** power
 
 
+def element_bytes(text: str | None) -> float | None:
+    """Bytes of a KV element from a number or vLLM's name of a type; null for null. ConfigError for what is none."""
+    if text is None:
+        return None
+    try:
+        size = float(predict.KV_DTYPE_BYTES.get(text, text))
+    except ValueError:
+        size = math.nan
+    if size not in ELEMENTS:
+        raise ConfigError(
+            f"--kv-dtype-bytes is {text!r}; no KV element has so many bytes.",
+            next_step=f"give one of {', '.join(f'{size:g} ({name})' for size, name in ELEMENTS.items())}",
+        )
+    return size
+
+
 def prediction(
     model: str,
-    kv_bytes: float,
+    kv_bytes: float | None,
     block_size: int,
     kv_dtype_bytes: float | None,
     input_tokens: int,
     output_tokens: int,
     tensor_parallel: int,
+    gpu: gpu_pool.Gpu | None = None,
 ) -> str:
-    """The capacity calculator as a table; without a model the table of published geometries. Raises ConfigError."""
-    if not 0 < kv_bytes < 1e18:
-        raise ConfigError(f"A KV pool of {kv_bytes:g} bytes is none.", next_step="give its bytes, such as 2.5e9")
-    if kv_dtype_bytes is not None and not 0 < kv_dtype_bytes <= 16:
+    """The capacity calculator as a table; without a model the table of published geometries. Raises ConfigError.
+
+    The pool is `kv_bytes`, or what is estimated for a GPU, or KV_BYTES where neither is given.
+    """
+    if kv_bytes is not None and gpu is not None:
+        raise ConfigError("--kv-bytes and --gpu-gib both say how large the pool is.", next_step="give one of the two")
+    if kv_bytes is not None and not 0 < kv_bytes < 1e18:
         raise ConfigError(
-            f"{kv_dtype_bytes:g} bytes are no KV element.", next_step="give 2 (bf16), 1 (fp8) or 4 (float32)"
+            f"A KV pool of {kv_bytes:,.0f} bytes is not possible.", next_step="give a size above 0, such as 2.5GB"
         )
     if not model:
         return known_models()
     shape = geometry.load(model)
+    pool = gpu_pool.estimate(shape, gpu, tensor_parallel) if gpu else None
+    kv_bytes = pool.bytes if pool else kv_bytes or KV_BYTES
     per_token = predict.kv_bytes_per_token(shape, kv_dtype_bytes, tensor_parallel)
     blocks = predict.num_blocks(int(kv_bytes), per_token, block_size)
     if predict.usable_blocks(blocks) < 1:
@@ -113,15 +150,21 @@ def prediction(
         ("model", shape.name),
         ("bytes of a KV element", _element(shape.dtype_bytes if kv_dtype_bytes is None else kv_dtype_bytes)),
         (f"KV bytes per token{rank}", f"{per_token:,.0f}"),
-        ("pool", f"{int(kv_bytes):,} bytes ({kv_bytes / 2**30:.2f} GiB)"),
+        *(pool.rows if pool else []),
+        ("pool, estimated" if pool else "pool", f"{int(kv_bytes):,} bytes ({kv_bytes / 2**30:.2f} GiB)"),
         ("blocks, one of them reserved", f"{blocks:,} of {block_size} tokens"),
         ("capacity", f"{predict.capacity_tokens(blocks, block_size):,} tokens"),
-        (f"requests of {input_tokens} + {output_tokens} that fit", f"{low:.1f} to {high:.1f}"),
+        (f"requests of {input_tokens} + {output_tokens} that fit", display.fit(low, high)),
     ]
     lines = [f"{name:<44} {value}" for name, value in rows]
+    if low < 1:
+        needs, has = predict.blocks_per_request(input_tokens, output_tokens, block_size), predict.usable_blocks(blocks)
+        lines += ["", f"Not one such request fits: it holds {needs:,} blocks at its end, and the pool has {has:,}."]
+    lines += ["", *pool.notes] if pool else []
     return "\n".join(lines if kv_dtype_bytes is not None else [*lines, "", *_assumed(shape, model)])
 
 
+KV_BYTES = 2 * 2**30
 ELEMENTS = {1: "fp8", 2: "bf16 or fp16", 4: "float32"}  # bytes -> what a KV element of that size is
 
 

@@ -47,14 +47,37 @@ def parameters(path: Path) -> dict[str, dict[str, Any]]:
     return declared
 
 
+def check_kernel(path: Path) -> None:
+    """Raises ConfigError where a notebook does not say which kernel runs it, as one written by hand may."""
+    about = _notebook(path).get("metadata") or {}
+    if not ((about.get("language_info") or {}).get("name") or (about.get("kernelspec") or {}).get("language")):
+        raise ConfigError(
+            f"The notebook {path.name} names no kernel: its metadata has neither a kernelspec nor a language.",
+            cause="it was written by a program, or by hand",
+            next_step="open it in JupyterLab (make lab), choose the kernel Python 3, and save it; "
+            "tools/new_section.py writes a new one whole",
+        )
+
+
+def _notebook(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"The notebook {path.name} cannot be read: {error}", next_step=f"git checkout -- notebooks/{path.name}"
+    )
+
+
 def _cell(path: Path) -> str:
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        cells = _notebook(path)["cells"]
         found = [cell["source"] for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"The notebook {path.name} cannot be read: {error}", next_step=f"git checkout -- notebooks/{path.name}"
-        ) from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(path, error) from None
     return "".join(found[0]) if found else ""
 
 

@@ -6,6 +6,7 @@ only where they belong to the axes. Units of the arguments: GiB, tokens, millise
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +21,7 @@ GIB = 2**30
 ARTICLE = "article"
 CLIENTS = [2 ** (i / 4) for i in range(33)]  # 1 to 256
 CHUNKS = [2 ** (i / 4) for i in range(24, 57)]  # 64 to 16,384
+FILLS = ("none", "full", "left", "bottom", "right", "top")
 PREFIXES = [*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48]
 
 
@@ -50,7 +52,7 @@ def capacity(
     fit = predict.requests_that_fit(blocks, input_tokens, output_tokens, block_size)
     titles = [
         f"{shape.name}: {display.digits(per_token)} bytes a token",
-        f"{input_tokens:,} + {output_tokens:,} tokens: {fit.low:.1f} to {fit.high:.1f} requests fit",
+        f"{input_tokens:,} + {output_tokens:,} tokens, requests that fit: {display.fit(*fit)}",
     ]
     figure, (left, right) = plot.panels(2, titles=titles, width=5.2)
     _capacity_axis(left, per_token, block_size, pool_gib, tokens)
@@ -65,18 +67,22 @@ def _capacity_axis(axis: Axes, per_token: float, block_size: int, pool_gib: floa
     plot.computed_line(axis, pools, [predict.capacity_tokens(b, block_size) for b in held], "this model, computed")
     axis.plot([pool_gib], [tokens], "*", ms=15, color=plot.LIMIT, mec=plot.COMPUTED, zorder=6, label="your values")
     axis.annotate(f"{tokens:,} tokens", (pool_gib, tokens), xytext=(10, -14), textcoords="offset points")
-    for machine, pool, capacity_tokens in capacity_points():
-        _point(axis, machine, [pool], [capacity_tokens])
+    for machine, pool, capacity_tokens, kv_dtype in capacity_points():
+        fp8 = kv_dtype.startswith("fp8")  # half the bytes a token or less: above the line of its own model
+        _point(
+            axis, machine, [pool], [capacity_tokens], f"{machine}, fp8 KV" if fp8 else "", fill="left" if fp8 else ""
+        )
     axis.set_xlabel("KV pool, GiB")
     axis.set_ylabel("tokens")
     plot.plain_log_x(axis)
     plot.plain_log_y(axis)
 
 
-def capacity_points() -> Iterator[tuple[str, float, float]]:
-    """(machine, pool in GiB, tokens): bytes per token x tokens is the pool; the article gives only the tokens.
+def capacity_points() -> Iterator[tuple[str, float, float, str]]:
+    """(machine, pool in GiB, tokens, KV type or ""): bytes per token x tokens is the pool.
 
-    Its pool is what the formula says for them, so that its points lie on the line of its model by construction.
+    The article gives only the tokens. Its pool is what the formula says for them, so that its points lie on the line
+    of its model by construction.
     """
     article = {"bf16": 2, "fp8": 1}
     for machine in machines():
@@ -86,7 +92,7 @@ def capacity_points() -> Iterator[tuple[str, float, float]]:
             if machine == ARTICLE and where.get("kv_dtype") in article:
                 per_token = predict.kv_bytes_per_token(geometry.load("Qwen3-1.7B"), article[where["kv_dtype"]])
             if per_token and not pd.isna(row["measured"]):
-                yield machine, row["measured"] * per_token / GIB, row["measured"]
+                yield machine, row["measured"] * per_token / GIB, row["measured"], where.get("kv_dtype", "")
 
 
 def _fit_axis(axis: Axes, blocks: int, block_size: int, input_tokens: int, output_tokens: int) -> None:
@@ -97,7 +103,7 @@ def _fit_axis(axis: Axes, blocks: int, block_size: int, input_tokens: int, outpu
     axis.fill_between(
         total, low, high, color=plot.LIMIT, alpha=0.4, lw=0, label="fit: all at their end to half written"
     )
-    plot.computed_line(axis, total, low, "fit, none ever preempted")
+    plot.computed_line(axis, total, low, "fit, none ever preempted", ls="--")
     for machine in machines():
         pairs = [(request, fit) for request, fit in _fitting(machine) if fit]
         if pairs:
@@ -143,7 +149,7 @@ def knee(
     turn = steptime.knee(fit, max_num_seqs, model, shape)
     limit = min(fit.low, max_num_seqs)
     found = [steptime.predict(model, clients, shape, limit) for clients in CLIENTS]
-    titles = [f"The knee: {turn.low:.1f} to {turn.high:.1f} clients ({turn.limit} binds)", "Time to first token"]
+    titles = [f"The knee: {display.span(turn.low, turn.high)} clients ({turn.limit} binds)", "Time to first token"]
     figure, (left, right) = plot.panels(2, titles=titles, width=5.2)
     plot.computed_line(left, CLIENTS, [p.throughput_tok_s for p in found], "computed")
     right.fill_between(
@@ -203,11 +209,13 @@ def hit_ratio(
     axis.fill_between([], [], [], color=plot.HIT, alpha=0.3, label="LRU, block by block: whole prefix to any of it")
     bound = [100 * hits.affinity_bound(fit, k, workers) for k in PREFIXES]
     plot.computed_line(axis, PREFIXES, bound, f"routed by prefix to {workers} workers, at best", ls="--")
+    counts = sorted({n for machine in machines() for n in _worker_counts(machine)}, key=float)
+    fills = dict(zip(counts, itertools.cycle(FILLS), strict=False))
     for machine in machines():
         for n in _worker_counts(machine):
             found = beside.points(machine, "service_hit_rate", "hit_ratio", "prefixes", workers=n)
             found = found.dropna(subset="measured")
-            _point(axis, machine, found["x"], found["measured"] * 100, f"{machine}, {n} workers", filled=n != "6")
+            _point(axis, machine, found["x"], found["measured"] * 100, f"{machine}, {n} workers", fill=fills[n])
     axis.set_xlabel("prefixes in use, K")
     axis.set_ylabel("% of requests that hit")
     axis.set_ylim(0, 104)
@@ -281,11 +289,13 @@ def _cached(prefix_tokens: int, tail_tokens: int, block_size: int) -> int:
     return predict.cached_tokens(prefix_tokens, prefix_tokens + tail_tokens, block_size)
 
 
-def _point(axis: Axes, machine: str, x, y, label: str = "", *, filled: bool | None = None) -> None:
+def _point(axis: Axes, machine: str, x, y, label: str = "", *, fill: str = "") -> None:
+    """`fill`: which part of the marker is filled, where a machine has several kinds of points; "": its own style."""
     label = label or machine
     known = axis.get_legend_handles_labels()[1]  # one entry a machine, however many points
     style = plot.machine_style(machine)
-    style |= {} if filled is None else {"mfc": style["color"] if filled else "white"}
+    if fill:
+        style |= {"fillstyle": fill, "mfc": style["color"], "markerfacecoloralt": "white"}
     axis.plot(list(x), list(y), ls="", mew=1.5, zorder=5, label=None if label in known else label, **style)
 
 

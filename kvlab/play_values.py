@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
 
-from kvlab import beside, claims, geometry, measure, predict, provenance, steptime, store
+from kvlab import beside, claims, display, geometry, measure, predict, provenance, steptime, store
 from kvlab.claims import parse_conditions
 from kvlab.errors import ConfigError, FormulaDoesNotApply
 from kvlab.steptime import Shape, StepModel, StepPoint
@@ -16,8 +17,27 @@ from kvlab.steptime import Shape, StepModel, StepPoint
 ARTICLE_SERVER = {"model": "Qwen3-1.7B", "block_size": 16, "max_num_seqs": 64}  # what it says of its method
 
 
+MEASURED = ("pool_tokens", "pool_gib", "prefill_tok_s", "step_ms", "per_request_ms", "per_ktoken_us", "fixed_ms")
+
+
 def values_of(machine: str) -> dict[str, float | str]:
-    """Slider values by name, as far as the machine measured them: pool, block, prefill speed, step model, lengths."""
+    """Slider values by name: settings of the machine's server, and of MEASURED what it measured.
+
+    GiB, tokens, tokens per second, milliseconds, microseconds. Raises ConfigError for a machine without measurements.
+    """
+    path = store.machine_dir(machine) / claims.FILE
+    if not path.is_file() or machine not in store.machines():
+        known = {
+            "cause": "a typing error, or nothing was measured there yet",
+            "next_step": f"use one of: {', '.join(machines())}",
+        }
+        about = known if machines() else store.nothing_stored()
+        raise ConfigError(f"There is no machine {machine!r} with measurements.", **about)
+    return dict(_values(machine, path, path.stat().st_mtime_ns))
+
+
+@lru_cache(maxsize=32)  # five boards ask for every machine, and its profile is read from its runs
+def _values(machine: str, _path: Path, _changed: int) -> dict[str, float | str]:
     found = dict(ARTICLE_SERVER) if machine == measure.PUBLISHED else _profile_values(machine)
     tokens = _pool_tokens(machine)
     found |= {"pool_tokens": tokens, "prefill_tok_s": prefill_speed(machine)}
@@ -27,7 +47,8 @@ def values_of(machine: str) -> dict[str, float | str]:
         found |= {"step_ms": model.a_s * 1e3, "per_request_ms": model.b_s * 1e3, "per_ktoken_us": model.c_s * 1e9}
     hits = beside.points(machine, "prefix_cache", "ttft_hit_s", "tail").dropna(subset="measured")
     if len(hits) and found["prefill_tok_s"]:
-        found["fixed_ms"] = max(0.0, hits["measured"].iloc[0] - hits["x"].iloc[0] / found["prefill_tok_s"]) * 1e3
+        hit_s, tail = hits[["measured", "x"]].iloc[0].tolist()
+        found["fixed_ms"] = max(0.0, hit_s - tail / found["prefill_tok_s"]) * 1e3
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -141,7 +162,7 @@ def what_if(
         ("KV bytes per token" + (" and rank" if tensor_parallel > 1 else ""), f"{per_token:,.0f}"),
         ("blocks, one of them reserved", f"{blocks:,} of {block_size} tokens"),
         ("tokens that the pool holds", f"{predict.capacity_tokens(blocks, block_size):,}"),
-        (f"requests of {input_tokens:,} + {output_tokens:,} that fit", f"{fit.low:.1f} to {fit.high:.1f}"),
+        (f"requests of {input_tokens:,} + {output_tokens:,} that fit", display.fit(*fit)),
         ("longest single request", f"{min(longest, shape.max_len or longest):,} tokens"),
         ("weights, in 16 bits", f"{weights / 2**30:.2f} GiB" if weights else "not modelled for this architecture"),
     ]

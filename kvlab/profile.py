@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvlab import profile_file
 from kvlab.config import NAME, ServerConfig, Strict, build
-from kvlab.errors import ConfigError
+from kvlab.errors import REPLAY, ConfigError
 from kvlab.load_grid import Count, Load, Shape, Variant
 from kvlab.profile_file import FOLDER as FOLDER
 from kvlab.profile_file import built_in as built_in  # names are offered here too
@@ -326,5 +326,5 @@ def check_fits(profile: Profile, hardware) -> None:
         raise ConfigError(
             f"Profile {profile.name} needs a GPU of at least {profile.min_gpu_gib:g} GiB; {have}.",
             next_step=f"use --profile {largest.name}, which fits, or your own TOML file with a smaller model and "
-            "kv_cache_memory_bytes",
+            f"kv_cache_memory_bytes, or {REPLAY}",
         )

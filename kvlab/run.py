@@ -17,7 +17,7 @@ from typing import Any
 from kvlab import errors, processes, progress, store
 from kvlab.errors import ConfigError, KvlabError, NotebookError
 from kvlab.files import disk_errors, explained, near, typed
-from kvlab.parameters import check_parameters
+from kvlab.parameters import check_kernel, check_parameters
 
 KERNEL, LINE = ".kernel-", "line.txt"  # folder of one kernel, and what it does now
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
@@ -74,6 +74,7 @@ def execute(path: Path, given: dict[str, Any], out: Path, *, timeout_s: float = 
     from traitlets.config import Config
 
     check_parameters(path, given)
+    check_kernel(path)
     with disk_errors(f"The executed notebook {near(out)}"):
         out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()

@@ -66,6 +66,7 @@ def execute(sections: list[str], asked: Asked, *, go_on: bool = False) -> Execut
     given = common | _own(asked.param, common)
     for path in paths:
         parameters.check_parameters(path, given)
+        parameters.check_kernel(path)
     if mode == "replay":
         if not asked.allow_empty:
             _refuse_empty(lab.machine)

@@ -6,7 +6,8 @@ import html
 import inspect
 import io
 import math
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
@@ -65,6 +66,9 @@ BOARDS: dict[str, tuple[Callable[..., Figure], tuple[Control, ...]]] = {
     ),
 }
 
+# The worker behind a Service is another one than the server of the other sections: it keeps its own pool.
+KEPT = {"hit_ratio": {"pool_tokens", "block_size"}}
+
 
 def start(name: str, machine: str = "") -> dict[str, Any]:
     """The values with which a board starts: the picture's own, and with a machine what that one measured."""
@@ -72,9 +76,7 @@ def start(name: str, machine: str = "") -> dict[str, Any]:
     own = {key: p.default for key, p in inspect.signature(draw).parameters.items() if p.default is not p.empty}
     known = play_values.values_of(machine) if machine else {}
     wanted = {control.name for control in controls} | {"model"}
-    # The worker behind a Service is another one than the server of the other sections: it keeps its own pool.
-    kept = {"pool_tokens", "block_size"} if name == "hit_ratio" else set()
-    values = own | {key: value for key, value in known.items() if key in wanted - kept}
+    values = own | {key: value for key, value in known.items() if key in wanted - KEPT.get(name, set())}
     if "model" in inspect.signature(draw).parameters:
         values = {"model": "Qwen3-1.7B"} | values
         values["kv_bytes"] = values.get("kv_bytes") or geometry.load(values["model"]).dtype_bytes
@@ -83,13 +85,42 @@ def start(name: str, machine: str = "") -> dict[str, Any]:
     return values
 
 
+def not_measured(name: str, machine: str, given: Container[str] = ()) -> str:
+    """Which sliders of a board a machine did not measure, in words, without those `given`; "" where it did them all."""
+    known, wanted = play_values.values_of(machine), _measurable(name)
+    lacking = [control.label for control in wanted if control.name not in known and control.name not in given]
+    return f"Not measured on {machine}: {'; '.join(lacking)}. The picture's own values stand." if lacking else ""
+
+
+def _measurable(name: str) -> list[Control]:
+    """The sliders of a board whose values a machine can have measured; a worker's pool is its profile's (`start`)."""
+    kept = KEPT.get(name, ())
+    return [one for one in _board(name)[1] if one.name in play_values.MEASURED and one.name not in kept]
+
+
+def origins(name: str) -> list[str]:
+    """The machines with which a board can start: those that measured a value of its sliders."""
+    wanted = {control.name for control in _measurable(name)}
+    return [machine for machine in play_values.machines() if wanted & play_values.values_of(machine).keys()]
+
+
 def static(name: str, machine: str = "", **changes: Any) -> Figure:
-    """The board's picture as a plain figure, with some values changed: it shows where no widget does."""
-    return _board(name)[0](**(start(name, machine) | changes))
+    """The board's picture as a plain figure, with some values changed: it shows where no widget does.
+
+    Above it stands what the machine did not measure. Raises ConfigError for a machine without measurements.
+    """
+    figure = _board(name)[0](**(start(name, machine) | changes))
+    if machine and (said := not_measured(name, machine, changes)):
+        wrapped = textwrap.fill(said, int(figure.get_figwidth() * 14))
+        figure.suptitle(wrapped, fontsize="small", x=0.01, ha="left")
+    return figure
 
 
 def board(name: str, machine: str = "article") -> widgets.VBox:
-    """A picture with its sliders; "start from" sets them to what a machine measured. Raises ConfigError on the name."""
+    """A picture with its sliders; "start from" sets them to what a machine measured, and says what it did not.
+
+    Where no machine measured a value of the sliders there is no "start from". Raises ConfigError on either name.
+    """
     draw, controls = _board(name)
     values = start(name, machine)
     sliders = {control.name: _slider(control, values[control.name]) for control in controls}
@@ -97,16 +128,25 @@ def board(name: str, machine: str = "article") -> widgets.VBox:
     if "model" in values:
         options = [shape.name for shape in geometry.published()]
         others["model"] = widgets.Dropdown(options=["tiny", *options], value=values["model"], description="model")
-    picture, said = _Picture(draw, sliders | others), widgets.HTML()
-    origin = widgets.Dropdown(options=play_values.machines(), value=machine, description="start from")
+    picture, said, lacking = _Picture(draw, sliders | others), widgets.HTML(), widgets.HTML()
+    known = origins(name)
+    known += [machine] if known and machine not in known else []
+    origin = widgets.Dropdown(options=known, value=machine if known else None, description="start from")
+
+    def tell(machine: str) -> None:
+        lacking.value = html.escape(not_measured(name, machine))
 
     def set_out(change) -> None:
         picture.set(start(name, change["new"]))
+        tell(change["new"])
 
     origin.observe(set_out, "value")
+    tell(machine)
     picture.said = said
     picture.draw()
-    knobs = widgets.VBox([origin, *others.values(), *sliders.values(), said], layout=widgets.Layout(min_width="340px"))
+    first = [origin, lacking] if known else []
+    knobs = [*first, *others.values(), *sliders.values(), said]
+    knobs = widgets.VBox(knobs, layout=widgets.Layout(min_width="340px"))
     return widgets.VBox([widgets.HBox([knobs, picture.image], layout=widgets.Layout(flex_flow="row wrap"))])
 
 

@@ -147,11 +147,20 @@ def default_replay_machine() -> str:
     for name in (provenance.machine_name(), *REPLAY_FIRST):
         if any(machine_dir(name).glob("*/*/run.json")):
             return name
-    raise StoreError(
-        f"No runs are stored under {root()}.",
-        cause="nothing was measured yet, or KVLAB_DATA points elsewhere",
-        next_step="measure something: kvlab measure kv_capacity",
-    )
+    raise StoreError(f"No runs are stored under {root()}.", **nothing_stored())
+
+
+def nothing_stored() -> dict[str, str]:
+    """Cause and next step of an error where the data folder holds no machine."""
+    if os.environ.get("KVLAB_DATA"):
+        return {
+            "cause": f"nothing was measured yet, or KVLAB_DATA points elsewhere: {root()}",
+            "next_step": "correct or unset KVLAB_DATA, or measure something: kvlab measure kv_capacity",
+        }
+    return {
+        "cause": f"nothing is stored under {root()}: kvlab was called outside of its project, or nothing was measured",
+        "next_step": "cd into the folder of kvlab, or measure something: kvlab measure kv_capacity",
+    }
 
 
 def _section_dir(machine: str, section: str) -> Path:

@@ -31,6 +31,17 @@ def replays(request, tmp_path_factory):
     made.stop()
 
 
+@pytest.fixture
+def some_engine(tmp_path):
+    """For a test that starts no server but a command which asks for vLLM first: one is found even without it."""
+    import engines_for_tests
+
+    with pytest.MonkeyPatch.context() as patch:
+        engines_for_tests.pretend(patch, tmp_path / "engine")
+        yield
+    engines_for_tests.forget()
+
+
 @pytest.fixture(scope="session")
 def live_servers(request, tmp_path_factory):
     """A real server for each configuration in SERVERS of the test files at hand; all of them start at once."""

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from committed_for_tests import FIGURES
 
 from kvlab import behind, claims, facts, findings, store
 
 ROOT = Path(__file__).parent.parent
-COMMITTED = sorted((ROOT / "figures").glob("*/*.json"))
 
 
 def told(**tables):
@@ -78,7 +78,7 @@ def test_a_run_lies_where_it_was_measured_whatever_section_reads_it(tmp_path):
     assert found.runs == ("a", "gone") and found.folders == ("data/mine/service_hit_rate",)
 
 
-@pytest.mark.parametrize("file", COMMITTED, ids=lambda file: f"{file.parent.name}-{file.stem}")
+@pytest.mark.parametrize("file", FIGURES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_every_stored_figure_of_several_machines_names_the_runs_of_each(file, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(ROOT / "data"))
     info, picture = json.loads(file.read_text()), file.with_suffix(".svg").read_bytes()
@@ -94,7 +94,7 @@ def test_what_a_picture_is_said_to_draw_exists(monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(ROOT / "data"))
     tables = [claims.read(store.machine_dir(name)) for name in store.machines()]
     known = {(row.section, row.quantity) for table in tables for row in table.itertuples()}
-    figures = {file.stem for file in COMMITTED}
+    figures = {file.stem for file in FIGURES}
     assert set(behind.listed()) <= figures
     lines = [
         line for spec in (*behind.listed().values(), *findings.listed().values()) for line in spec.get("drawn", ())

@@ -17,8 +17,8 @@ PARAMETERS = COMMON + "\nCLIENTS: list = []  # a list"
 
 
 @pytest.fixture(autouse=True)
-def project(monkeypatch, tmp_path):
-    """An own project with two notebooks that show what they were given."""
+def project(monkeypatch, tmp_path, some_engine):
+    """An own project with two notebooks that show what they were given, and a vLLM that is found."""
     show = (
         "print(PROFILE, MACHINE, MODE, CLIENTS)\nfrom kvlab import profile\nprint(profile.load_profile(PROFILE).title)"
     )
@@ -162,6 +162,39 @@ def test_no_size_is_absurd(size):
     for model in ([], ["tiny"]):
         code, told, error = call("predict", *model, f"--kv-bytes={size}")
         assert code == 2 and told == "" and "A KV pool of" in error
+
+
+@pytest.mark.parametrize("element", ["3", "0.3", "nan", "inf", "-1", "many", "16"])
+def test_what_is_no_kv_element_names_those_that_are(element):
+    code, told, error = call("predict", "Qwen3-1.7B", f"--kv-dtype-bytes={element}")
+    assert code == 2 and told == "" and "--kv-dtype-bytes" in error and "1 (fp8), 2 (bf16 or fp16)" in error
+
+
+def test_a_kv_element_may_be_named():
+    assert (
+        call("predict", "Qwen3-1.7B", "--kv-dtype-bytes", "fp8")[1]
+        == call("predict", "Qwen3-1.7B", "--kv-dtype-bytes", "1")[1]
+    )
+
+
+def test_a_pool_that_holds_no_request_says_so():
+    told = call("predict", "Qwen3-1.7B", "--kv-bytes", "10MB")[1]
+    assert "none to its end (0.1)" in told and "it holds 40 blocks at its end, and the pool has 4" in told
+    assert "Not one such request" not in call("predict", "Qwen3-1.7B")[1]
+    assert "A KV pool of -3,000,000,000 bytes is not possible" in call("predict", "tiny", "--kv-bytes=-3e9")[2]
+
+
+def test_a_gpu_becomes_a_pool_and_says_what_is_not_known():
+    code, told, _ = call("predict", "Qwen3-1.7B", "--gpu-gib", 24, "--overhead-gib", 1)
+    assert code == 0 and "24 x 0.92 GiB" in told and "3.20 GiB, computed in 16 bits" in told
+    assert "(17.88 GiB)" in told and "The pool is an estimate" in told and "1.00 GiB, as given" in told
+    assert "not counted: no start is stored" in call("predict", "Qwen3-1.7B", "--gpu-gib", 24)[1]
+    both = call("predict", "Qwen3-8B", "--gpu-gib", 24, "--tensor-parallel", 2)[1]
+    assert "weights on each GPU                          7.63 GiB" in both
+    code, _, error = call("predict", "Qwen3-8B", "--gpu-gib", 12)
+    assert code == 2 and "12 GiB leave no KV pool for Qwen3-8B" in error and "--tensor-parallel" in error
+    code, _, error = call("predict", "tiny", "--gpu-gib", 24, "--kv-bytes", "1GiB")
+    assert code == 2 and "give one of the two" in error
 
 
 def test_the_version_is_told():

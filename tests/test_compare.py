@@ -166,6 +166,19 @@ def test_a_file_gets_the_full_width_whatever_the_terminal_has(tmp_path):
     assert max(map(len, narrow.stdout.splitlines())) <= 40
 
 
+def test_a_section_is_an_option_and_outside_of_the_project_that_is_said(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="KVLAB_DATA points elsewhere"):
+        compare.open_side("h200")
+    monkeypatch.delenv("KVLAB_DATA")
+    with pytest.raises(ConfigError, match="Next: cd into the folder of kvlab") as caught:
+        compare.open_side("h200")
+    assert f"nothing is stored under {tmp_path / 'data'}" in str(caught.value)
+    machine("h200", 100)
+    with pytest.raises(ConfigError, match="kvlab compare h200 OTHER --section load") as caught:
+        compare.open_side("h200/load")
+    assert "did you mean" not in str(caught.value)
+
+
 def test_bad_sides_are_explained():
     machine("cpu-tiny", 100)
     with pytest.raises(ConfigError, match="did you mean cpu-tiny"):

@@ -179,8 +179,9 @@ def test_cuda_without_enough_gpus_is_refused(installed):
 
 def test_no_vllm_names_the_next_command(installed):
     installed()
-    with pytest.raises(EngineMissing, match="make install"):
+    with pytest.raises(EngineMissing, match="make install") as caught:
         check()
+    assert 'MODE = "replay"' in str(caught.value)  # what is stored can be looked at without any vLLM
 
 
 def test_a_folder_named_vllm_is_no_vllm(tmp_path, monkeypatch):

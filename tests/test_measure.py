@@ -436,6 +436,22 @@ def test_a_machine_keeps_the_profile_with_which_it_was_measured(monkeypatch):
     assert measure.open_lab("load", machine="other", mode="replay").profile.name == "h200"
 
 
+def test_a_replay_that_names_no_machine_takes_the_one_of_the_command_line(monkeypatch, capsys):
+    """A computer that measured nothing shows a committed machine, one that did its own; measuring is always here."""
+    monkeypatch.setattr("kvlab.provenance.machine_name", lambda: "fake")
+    assert measure.open_lab("load", profile_name="cpu-tiny", mode="replay").machine == "fake"  # nothing is stored
+    manifest = store.root() / "cpu-tiny" / "load" / "run" / "run.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"schema_version": 1, "profile": "cpu-tiny", "created_utc": "", "key": ""}')
+    assert measure.open_lab("load", mode="replay").machine == "cpu-tiny" == store.default_replay_machine()
+    assert "(fake): cpu-tiny is replayed" in capsys.readouterr().out
+    assert measure.open_lab("load", profile_name="cpu-tiny").machine == "fake"
+    lab = measure.open_lab("load", profile_name="cpu-tiny")
+    lab.measure([cell(lab)])
+    lab.close()
+    assert measure.open_lab("load", mode="replay").machine == "fake" and not capsys.readouterr().out
+
+
 def test_writing_claims_stops_the_server_and_replaces_the_section():
     lab = open_lab()
     (result,) = lab.measure([cell(lab)])

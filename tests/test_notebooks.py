@@ -20,7 +20,12 @@ def test_an_empty_machine_is_computed_and_says_what_was_not_measured(replay, rep
     published = (ROOT / "data" / "article" / "claims.csv").read_bytes()
     assert (done.data / "article" / "claims.csv").read_bytes() == published
     assert not list((done.data / EMPTY).glob("*/*/run.json")) and not list(out.parent.glob("cache/*"))
+    said = printed(out)
+    assert r"\n" not in said and "np.float64(" not in said  # texts and tables, no reprs of them
     if section == "start_here":
+        lines = said.splitlines()
+        assert [line for line in lines if line.startswith("hardware  ")]
+        assert "Nothing stands against it" in said or any(line.startswith("Next: ") for line in lines)
         return
     table = claims.read(store.machine_dir(EMPTY))
     assert set(table["section"]) == {section} and table["measured"].isna().all()
@@ -28,7 +33,7 @@ def test_an_empty_machine_is_computed_and_says_what_was_not_measured(replay, rep
     assert len(missing) and missing["reason"].notna().all() and missing["ci_low"].isna().all()
     if section == "kv_capacity":
         assert table["computed"].notna().any()  # what a formula says needs no measurement
-    assert any("not measured" in text for text in (printed(out), *_markdown(out)))
+    assert any("not measured" in text for text in (said, *_markdown(out)))
     pictures = [o for o in outputs(out) if "image/png" in o.get("data", {})]
     assert len(pictures) == len(list(store.figures_dir(EMPTY).glob("*.svg"))) > 0  # pitfall 38
     assert not [o for o in outputs(out) if o.output_type == "error"]

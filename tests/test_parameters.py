@@ -37,6 +37,18 @@ def test_a_broken_notebook_is_one_error(tmp_path, text):
         parameters.parameters(tmp_path / "a.ipynb")
 
 
+@pytest.mark.parametrize("about", [{}, {"kernelspec": {"name": "python3"}}, {"kernelspec": None}])
+def test_a_notebook_that_names_no_kernel_is_one_error(tmp_path, about):
+    path = notebook(tmp_path / "a.ipynb")
+    parameters.check_kernel(path)
+    made = nbformat.read(path, as_version=4)
+    made.metadata = about
+    nbformat.write(made, path)
+    with pytest.raises(ConfigError, match="a.ipynb names no kernel") as caught:
+        run.execute(path, {}, tmp_path / "out.ipynb")
+    assert "Next: open it in JupyterLab" in str(caught.value) and not (tmp_path / "out.ipynb").exists()
+
+
 @pytest.mark.parametrize("value", [[], [1, 8]])
 def test_a_list_passes(value):
     assert parameters.listed("N", value) is value

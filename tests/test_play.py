@@ -6,8 +6,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from committed_for_tests import MACHINES
+from matplotlib.lines import Line2D
 
-from kvlab import beside, geometry, play, play_values, predict, sliders
+from kvlab import beside, claims, display, geometry, play, play_values, predict, sliders, store
 from kvlab.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(autouse=True)
 def data(tmp_path, monkeypatch):
     """The published values, and the claims of the committed machines without their runs."""
-    for folder in (ROOT / "data").glob("*"):
-        if (folder / "claims.csv").is_file() and folder.name in ("article", "cpu-tiny", "h200"):
+    for folder in (ROOT / "data" / name for name in MACHINES):
+        if folder.name in ("article", "cpu-tiny", "h200"):
             (tmp_path / "data" / folder.name).mkdir(parents=True)
             shutil.copy(folder / "claims.csv", tmp_path / "data" / folder.name)
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
@@ -76,6 +78,67 @@ def test_starting_from_another_machine_sets_the_sliders_to_what_it_measured():
     image, before = widgets_of(made)[0], widgets_of(made)[0].value
     next(k for k in knobs if k.description == "start from").value = "cpu-tiny"
     assert prefill.value == pytest.approx(play_values.prefill_speed("cpu-tiny")) and image.value != before
+
+
+def test_a_machine_that_did_not_measure_the_sliders_says_so():
+    """Its pictures keep their own values, in words; "start from" offers whoever measured one of the sliders."""
+    made = [claims.claim("prefix_cache", "prefill_tok_s", unit="tok/s", measured=5000.0)]
+    claims.write_section(store.machine_dir("half"), "prefix_cache", made)
+    claims.write_section(store.machine_dir("other"), "x", [claims.claim("x", "y", unit="s", measured=1.0)])
+    title = sliders.static("knee", "half").get_suptitle()
+    assert title.startswith("Not measured on half: decode step, ms;") and "prefill" not in title
+    assert "prefill, tok/s" in sliders.static("knee", "other").get_suptitle().replace("\n", " ")
+    assert "decode step" not in sliders.static("stall", "half", step_ms=2).get_suptitle()
+    assert not sliders.static("knee", "article").get_suptitle() and not sliders.static("knee").get_suptitle()
+    assert "half" in sliders.origins("knee") and "other" not in sliders.origins("knee")
+    assert "half" not in sliders.origins("capacity") and sliders.origins("hit_ratio") == []
+    _, knobs = widgets_of(sliders.board("knee", "article"))
+    origin = next(k for k in knobs if k.description == "start from")
+    assert "other" not in origin.options and not any("Not measured" in str(k.value) for k in knobs)
+    origin.value = "half"
+    assert any(str(k.value).startswith("Not measured on half: decode step") for k in knobs)
+    assert not [k for k in widgets_of(sliders.board("hit_ratio", "article"))[1] if k.description == "start from"]
+
+
+@pytest.mark.parametrize("call", [play_values.values_of, lambda name: sliders.static("knee", name), sliders.start])
+def test_an_unknown_machine_names_the_known_ones(call):
+    words = ("knee", "nope") if call is sliders.start else ("nope",)
+    with pytest.raises(ConfigError, match="no machine 'nope' with measurements") as caught:
+        call(*words)
+    assert "article, cpu-tiny, h200" in str(caught.value)
+
+
+def test_the_values_are_plain_numbers():
+    for machine in play_values.machines():
+        assert {type(value) for value in play_values.values_of(machine).values()} <= {int, float, str}
+
+
+def look(handle):
+    """What tells one entry of a legend from another."""
+    if isinstance(handle, Line2D):
+        style = handle.get_linestyle() if handle.get_linestyle() != "None" else ""
+        marker = (handle.get_marker(), handle.get_fillstyle(), str(handle.get_markerfacecolor()))
+        return handle.get_color(), style, marker if marker[0] != "None" else ""
+    return str(handle.get_facecolor())
+
+
+@pytest.mark.parametrize("name", sliders.BOARDS)
+def test_no_two_entries_of_a_legend_look_alike(name):
+    (legend,) = sliders.static(name, "article").legends
+    looks = dict(zip([text.get_text() for text in legend.texts], map(look, legend.legend_handles), strict=True))
+    assert len(set(looks.values())) == len(looks), looks
+
+
+def test_points_off_the_line_say_why():
+    labels = sliders.static("capacity", "article").axes[0].get_legend_handles_labels()[1]
+    assert {"article", "article, fp8 KV", "h200, fp8 KV"} <= set(labels)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"), [(35.1, 38.5, "35.1 to 38.5"), (21, 21.04, "21.0"), (0.1, 0.11, "none to its end (0.1)")]
+)
+def test_an_interval_is_one_number_where_its_ends_read_alike(low, high, said):
+    assert display.fit(low, high) == said
 
 
 def test_points_are_the_claims_and_only_of_the_lengths_shown():

@@ -145,7 +145,7 @@ def test_any_other_error_is_named_by_its_kind(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_kernel_and_says_so(tmp_path, number):  # pitfall 26
+def test_ctrl_c_ends_the_kernel_and_says_so(tmp_path, some_engine, number):  # pitfall 26
     pid_file = tmp_path / "pid"
     write = f"import os; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\nimport time; time.sleep(60)"
     notebook(tmp_path / "notebooks" / "00_start_here.ipynb", write, parameters=COMMON)
