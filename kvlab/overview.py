@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvlab import claims, geometry, measure, predict, profile, provenance, ready, run, store, time_left
+from kvlab import claims, display, geometry, measure, predict, profile, provenance, ready, run, store, time_left
 from kvlab.errors import ConfigError, KvlabError
 
 
@@ -114,8 +114,8 @@ def prediction(
         ("bytes of a KV element", _element(shape.dtype_bytes if kv_dtype_bytes is None else kv_dtype_bytes)),
         (f"KV bytes per token{rank}", f"{per_token:,.0f}"),
         ("pool", f"{int(kv_bytes):,} bytes ({kv_bytes / 2**30:.2f} GiB)"),
-        ("blocks, one of them reserved", f"{blocks:,} of {block_size} tokens"),
-        ("capacity", f"{predict.capacity_tokens(blocks, block_size):,} tokens"),
+        ("blocks", f"{blocks:,} of {block_size} tokens"),
+        ("usable", display.usable_tokens(blocks, block_size)),
         (f"requests of {input_tokens} + {output_tokens} that fit", f"{low:.1f} to {high:.1f}"),
     ]
     lines = [f"{name:<44} {value}" for name, value in rows]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvlab import beside, claims, geometry, measure, predict, provenance, steptime, store
+from kvlab import beside, claims, display, geometry, measure, predict, provenance, steptime, store
 from kvlab.claims import parse_conditions
 from kvlab.errors import ConfigError, FormulaDoesNotApply
 from kvlab.steptime import Shape, StepModel, StepPoint
@@ -139,8 +139,8 @@ def what_if(
     rows = [
         ("attention", shape.structure),
         ("KV bytes per token" + (" and rank" if tensor_parallel > 1 else ""), f"{per_token:,.0f}"),
-        ("blocks, one of them reserved", f"{blocks:,} of {block_size} tokens"),
-        ("tokens that the pool holds", f"{predict.capacity_tokens(blocks, block_size):,}"),
+        ("blocks", f"{blocks:,} of {block_size} tokens"),
+        ("usable", display.usable_tokens(blocks, block_size)),
         (f"requests of {input_tokens:,} + {output_tokens:,} that fit", f"{fit.low:.1f} to {fit.high:.1f}"),
         ("longest single request", f"{min(longest, shape.max_len or longest):,} tokens"),
         ("weights, in 16 bits", f"{weights / 2**30:.2f} GiB" if weights else "not modelled for this architecture"),
