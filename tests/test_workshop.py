@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat import v4
+from typer.testing import CliRunner
 
 from kvlab import (
     cli,
@@ -22,6 +23,7 @@ from kvlab import (
     workshop_check,
     workshop_number,
     workshop_pool,
+    workshop_progress,
 )
 from kvlab.errors import ConfigError, NotebookError
 from kvlab.workshop import PASSED, UNANSWERED, UNDECIDED, WRONG, Choice, Facts, Number
@@ -401,6 +403,53 @@ def test_questions_and_progress_are_shown(capsys):
     assert "cpu-tiny" in store.machines()
 
 
+# -- where everybody is --------------------------------------------------------------------------------------------
+
+
+def room(folder, *texts):
+    """The exercises as JupyterLab saves them, the first one with these outputs."""
+    for path in EXERCISES:
+        notebook = nbformat.read(path, as_version=4)
+        if path == EXERCISES[0]:
+            for cell, text in zip([c for c in notebook.cells if c.source.startswith("check(")], texts, strict=False):
+                cell.outputs = [v4.new_output("display_data", {"text/markdown": text})]
+        nbformat.write(notebook, folder / path.name)
+    return folder
+
+
+def checked(name, answer, monkeypatch):
+    """What `check` shows of an answer."""
+    texts = []
+    monkeypatch.setattr(workshop, "display", lambda markdown: texts.append(markdown.data))
+    workshop.check(name, answer)
+    return texts[0]
+
+
+def test_the_overview_reads_what_the_checks_said(tmp_path, capsys, monkeypatch):
+    right = checked("1.predict", 114_688, monkeypatch)
+    texts = [right, checked("1.explain", "z", monkeypatch), checked("1.most", None, monkeypatch)]
+    assert workshop_progress.saved(room(tmp_path, *texts) / EXERCISES[0].name) == {
+        "1.predict": "✓",
+        "1.explain": "✗",
+        "1.most": "…",
+    }
+    assert workshop_progress.main([str(tmp_path), str(FOLDER)]) == 0
+    head, mine, untouched = capsys.readouterr().out.splitlines()[:3]
+    assert head.split() == [*map(str, range(1, 11)), "pass"]
+    assert mine.split()[:3] == [str(tmp_path), "✓✗…·", "····"] and mine.endswith("1 of 40")
+    assert untouched.split()[0] == str(FOLDER) and untouched.endswith("0 of 40")
+
+
+def test_the_overview_goes_on_where_a_notebook_is_damaged_and_says_what_is_no_folder_of_exercises(tmp_path, capsys):
+    room(tmp_path)
+    (tmp_path / EXERCISES[1].name).write_text("{half")
+    (tmp_path / EXERCISES[2].name).write_text("[]")
+    assert workshop_progress.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["····", "unreadable", "unreadable"]
+    assert workshop_progress.main([str(tmp_path / "nothing")]) == 1
+    assert "does not hold the exercises" in capsys.readouterr().err
+
+
 # -- the pages around them ----------------------------------------------------------------------------------------
 
 
@@ -434,3 +483,22 @@ def test_an_install_without_network_finds_what_it_builds_with():
     build_wheels = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build_wheels)
     assert any(name.startswith("setuptools") for name in build_wheels.build_requirements())
+
+
+def test_the_checks_of_the_setup_end_well_and_are_short():
+    """Thirty people read them at once: an exit code of 1 or a long table makes each of them ask."""
+    block = re.search(r"## Is it all there\?\n+```\n(.*?)```", (FOLDER / "SETUP.md").read_text(), re.S)[1]
+    lines = [line.partition("#")[0].split() for line in block.splitlines()]
+    assert lines and all(words[0] == ".venv/bin/kvlab" for words in lines)
+    for words in lines:
+        done = CliRunner().invoke(cli.app, words[1:])
+        assert done.exit_code == 0 and len(done.stdout.splitlines()) <= 20, words
+
+
+def test_setup_readme_and_instructor_say_alike_that_run_stays_closed():
+    for name, phrase in (
+        ("README.md", "Run stays closed"),
+        ("SETUP.md", '"Predict first"'),
+        ("INSTRUCTOR.md", "Run stays closed"),
+    ):
+        assert phrase in (FOLDER / name).read_text()
