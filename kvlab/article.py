@@ -244,7 +244,7 @@ def build(lines: Iterable[Mapping[str, str]]) -> list[Claim]:
 
 def rebuild(into: Path | None = None) -> Path:
     """Writes claims.csv beside values.csv (or into another folder) and returns its path."""
-    with (folder() / VALUES).open(newline="") as file:
+    with (folder() / VALUES).open(encoding="utf-8", newline="") as file:
         claims = build(csv.DictReader(file))
     target = into or folder()
     (target / "claims.csv").unlink(missing_ok=True)

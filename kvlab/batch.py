@@ -13,12 +13,14 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 from kvlab import files, kube_rules, l4, preload, progress, provenance, router_packages, run, store, takeover
-from kvlab.errors import KvlabError
+from kvlab.errors import KvlabError, NotebookError
 
+_ended: Any = None  # an event, in a process that replays
 DONE = "finished.json"  # in the build folder: section -> stamp of its last complete execution, by machine
 
 
@@ -109,15 +111,45 @@ def _side_by_side(paths: list[Path], given, build: Path, note: Callable, shown: 
         note(path, lambda: took_s.setdefault(path, run.execute(path, given, _out(build, path), shown=shown)))
         return took_s
     workers, took_s, began = min(len(paths), max(1, provenance.cores()), 4), {}, time.monotonic()
-    # Spawned: a fork would copy whatever threads and event loops the caller has.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs = {path: pool.submit(run.execute, path, given, _out(build, path)) for path in paths}
-        for path, job in jobs.items():
-            with progress.line(lambda: _state(jobs), began) if shown else contextlib.nullcontext():
-                wait([job])
-            if note(path, job.result):
-                took_s[path] = job.result()
+    spawn = multiprocessing.get_context("spawn")  # a fork would copy whatever threads and event loops the caller has
+    ended = spawn.Event()
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin, initargs=(ended,)) as pool:
+        try:
+            jobs = {path: pool.submit(_execute, path, given, _out(build, path)) for path in paths}
+            for path, job in jobs.items():
+                with progress.line(lambda: _state(jobs), began) if shown else contextlib.nullcontext():
+                    wait([job])
+                if note(path, lambda path=path, job=job: _seconds(path, job)):
+                    took_s[path] = job.result()
+        except BaseException:  # a failure that ends the command, or Ctrl-C: what has not begun does not begin
+            ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return took_s
+
+
+def _begin(ended: Any) -> None:
+    """In a process that replays: what tells that the command has ended, as a pool may hand out jobs even then."""
+    global _ended
+    _ended = ended
+
+
+def _execute(path: Path, given: dict[str, Any], out: Path) -> float:
+    if _ended.is_set():
+        raise KeyboardInterrupt
+    return run.execute(path, given, out)
+
+
+def _seconds(path: Path, job: Future) -> float:
+    """How long a replay took; NotebookError where its process was killed, or that of a replay beside it."""
+    try:
+        return job.result()
+    except BrokenProcessPool:
+        raise NotebookError(
+            f"{path.name} was not replayed: one of the processes that replay side by side was killed.",
+            "out of memory (free -h; dmesg says so too), or somebody ended it",
+            "run the same command again",
+        ) from None
 
 
 def _state(jobs: dict[Path, Future]) -> str:
@@ -133,7 +165,9 @@ def _out(build: Path, path: Path) -> Path:
 def _stamp(machine: str, path: Path, profile: str) -> str:
     section = store.machine_dir(machine) / path.stem[3:]
     runs = sorted(folder.parent.name for folder in section.glob("*/run.json"))
-    return hashlib.sha256(json.dumps([path.read_text(), profile, runs, _helpers()]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([path.read_text(encoding="utf-8"), profile, runs, _helpers()]).encode()
+    ).hexdigest()
 
 
 def _helpers() -> list[str | None]:
@@ -144,7 +178,7 @@ def _helpers() -> list[str | None]:
 
 def _read(build: Path) -> dict[str, dict[str, str]]:
     try:
-        return json.loads((build / DONE).read_text())
+        return json.loads((build / DONE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 

@@ -231,7 +231,7 @@ def read(machine_dir: Path) -> pd.DataFrame:
     """
     path = place(machine_dir) / FILE
     try:
-        text = path.read_text() if path.exists() else to_csv([])
+        text = path.read_text(encoding="utf-8") if path.exists() else to_csv([])
         if not text.endswith("\n"):
             raise ValueError("its last line is not whole: the file was cut off")
         # Only the empty field is null: a reason may well read "None" or "n/a".
@@ -248,6 +248,8 @@ def read(machine_dir: Path) -> pd.DataFrame:
 
 
 def _anew(path: Path) -> str:
+    if path.parent.name == "article":
+        return "restore it from git, or let it be made anew from the published values: python -m kvlab.article"
     again = f"kvlab report --mode replay --machine {path.parent.name}"
     return f"restore it from git, or let all claims be written anew, from their runs: {again}"
 

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from kvlab import __version__, k8s_cli, router_cli
-from kvlab.errors import ConfigError, KvlabError
-from kvlab.explained import errors_explained, finite
+from kvlab.errors import ConfigError
+from kvlab.explained import errors_explained, finite, print_anything
 from kvlab.invocation import as_typed
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ BUILD = Path("_build")
 def main(
     version: Annotated[bool, typer.Option("--version", help="show the version and end", is_eager=True)] = False,
 ) -> None:
+    print_anything()
     if version:
         typer.echo(f"kvlab {__version__}")
         raise typer.Exit()
@@ -176,7 +177,7 @@ def compare(
     from kvlab import compare as comparison
     from kvlab import store
 
-    try:
+    with errors_explained(failed=2):  # 1 would read as "something moved"
         sides = comparison.open_side(a), comparison.open_side(b)
         compared = comparison.table(*sides, section)
         if form not in ("table", "csv", "json"):
@@ -191,9 +192,6 @@ def compare(
         else:
             store.write_text(out, said)
             typer.echo(f"{comparison.summary(*sides, compared)}\nWritten to {out}")
-    except KvlabError as error:  # 1 would read as "something moved"
-        typer.secho(str(error), err=True, fg="red")
-        raise typer.Exit(2) from None
     raise typer.Exit(comparison.exit_code(compared))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from kvlab import pages, phrases, store
+from kvlab import files, instrument, pages, phrases, store
 
 TIMES_S = ("ttft_added_p50_s", "ttft_added_p99_s", "itl_added_p99_s")
 SHOWN = ("events_per_s", "times", "events_per_cpu_s", *TIMES_S, "rows", "failures")
@@ -16,8 +15,7 @@ SHOWN = ("events_per_s", "times", "events_per_cpu_s", *TIMES_S, "rows", "failure
 
 def stored() -> pd.DataFrame | None:
     """data/client/processes.csv, one row a scenario and number of processes; None where nothing was measured."""
-    path = store.root() / "client" / "processes.csv"
-    return pd.read_csv(path) if path.is_file() else None
+    return instrument.table_of("processes", ("scenario", "processes", "streams", "repeats", "reason"))
 
 
 def page(words: Mapping[str, str], language: str = "en") -> dict[str, Any]:
@@ -28,7 +26,7 @@ def page(words: Mapping[str, str], language: str = "en") -> dict[str, Any]:
     table = stored()
     if table is None or not (table["repeats"] > 0).any():
         return {"intro": words["none"], "columns": [], "rows": []}
-    told = json.loads((store.root() / "client" / "processes.json").read_text())
+    told = files.read_json(store.root() / "client" / "processes.json", instrument.AGAIN)
     known = {"cpu": told["cpu"] or "?", "cores": told["cores"], "date": told["measured_utc"][:10]}
     paced = next(scenario for scenario in told["scenarios"] if scenario["itl_s"])
     known |= {"streams": paced["streams"], "rate": f"{1 / paced['itl_s']:.0f}"}

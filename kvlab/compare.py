@@ -19,6 +19,7 @@ import pandas as pd
 
 from kvlab import claims, display, noise, store
 from kvlab.errors import ConfigError, StoreError
+from kvlab.files import typed
 
 MOVED, WITHIN, OTHERWISE, UNTOLD = "moved", "within noise", "computed differently", "cannot be told"
 COLUMNS = ("id", "unit", "a", "b", "change", "noise", "verdict", "why")
@@ -50,7 +51,7 @@ def open_side(what: str | Path) -> Side:
     text = str(what)
     if text in store.machines():
         return _of_claims(text, claims.read(store.machine_dir(text)))
-    path = Path(text).expanduser()
+    path = typed(text)
     for place in (path, store.root() / text):
         if place.name == claims.FILE and place.is_file():
             place = place.parent
@@ -100,6 +101,14 @@ def _unit(name: str) -> str:
 def table(a: Side, b: Side, section: str = "") -> pd.DataFrame:
     """The comparison of two sides; ConfigError where they share no measured number, StoreError where units differ."""
     shared = [c for c in a.claims.values() if c.id in b.claims and section in ("", c.section)]
+    for side in (a, b):
+        if not side.claims:
+            again = f"kvlab report --mode replay --machine {side.name}" if side.cell is None else "measure it again"
+            raise ConfigError(
+                f"{side.name} holds no measured number.",
+                "nothing was measured there, or its claims were removed",
+                f"state its claims anew, from its runs: {again}" if side.cell is None else again,
+            )
     if not shared:
         of = f" of the section {section}" if section else ""
         alike = (a.cell is None) == (b.cell is None)

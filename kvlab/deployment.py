@@ -135,11 +135,11 @@ class Deployment:
     def _write_log(self) -> None:
         parts = []
         for worker, path in self._logs:
-            lines = path.read_text(errors="replace").splitlines() if path else []
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path else []
             lines = [line for line in lines if not ACCESS.match(line)]
             cut = [f"[{len(lines) - HEAD - TAIL} lines]"] if len(lines) > HEAD + TAIL else []
             parts += [f"== {worker}", *lines[:HEAD], *cut, *lines[HEAD:][-TAIL:]]
-        self.log_path.write_text("\n".join(parts) + "\n")
+        self.log_path.write_text("\n".join(parts) + "\n", encoding="utf-8")
 
     def _close_front(self) -> None:
         front, self._front = self._front, None

@@ -213,7 +213,7 @@ class DynamoDeployment:
     def describe(self) -> dict[str, Any]:
         """What a stored run says: frontend, flags and version, and each worker."""
         parts = [f"== {p.log_path.stem}\n{_excerpt(p.log_text())}" for p in (*self.programs, self._frontend)]
-        self.log_path.write_text("\n".join(parts))
+        self.log_path.write_text("\n".join(parts), encoding="utf-8")
         told = {"how": self._service.how, "pick_seed": self._service.seed, "product": "dynamo", "version": self.version}
         told |= {"command": shlex.join(self._frontend.argv), "flags": self._flags, "mode": self._mode}
         told["decisions"] = self._counts() | {"found_tokens": round(self._hit_tokens() - self._hits_before)}

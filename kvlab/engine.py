@@ -15,6 +15,7 @@ from pathlib import Path
 from kvlab import gpu
 from kvlab.config import ServerConfig
 from kvlab.errors import ConfigError, EngineMissing, StoreError
+from kvlab.files import typed
 
 CPU_BLOCK = 32  # the CPU attention kernel takes multiples of this only
 RESERVED_FLAGS = ("--host", "--port", "--served-model-name", "--model", "--api-key", "--uds")
@@ -35,7 +36,7 @@ MULTI_GPU_ENV = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1
 def cache_dir() -> Path:
     """Where generated files live: $KVLAB_CACHE, else ~/.cache/kvlab. StoreError where this user has no home folder."""
     if given := os.environ.get("KVLAB_CACHE"):
-        return Path(given)
+        return typed(given)
     try:
         return Path.home() / ".cache" / "kvlab"
     except RuntimeError:
@@ -55,7 +56,7 @@ def write_folder_once(folder: Path, files: dict[str, str]) -> Path:
     try:
         for name, text in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
-            (draft / name).write_text(text)
+            (draft / name).write_text(text, encoding="utf-8")
         draft.chmod(0o755)
         draft.rename(folder)
     except OSError:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from IPython.display import Markdown, display
 
-from kvlab import startup
+from kvlab import claim_words, startup
 from kvlab.claims import Claim, conditions_text
 from kvlab.display import is_change
 from kvlab.measure import Result
@@ -46,14 +46,19 @@ def residuals(
     if tolerance is not None and any(_is_change(c) and c.quantity not in exact for c in compared):
         rules.append(words["changes_within"].format(points=f"{100 * tolerance:g}"))
     held, rule = len(compared) - len(off), words["and"].join(rules)
-    return words["hold"].format(held=held, compared=len(compared), rule=rule) + _outside(off, words)
+    return words["hold"].format(held=held, compared=len(compared), rule=rule) + _outside(off, language)
 
 
-def _outside(off: list[Claim], words: Mapping[str, str]) -> str:
-    """The worst eight predictions that did not hold, and how many more there are."""
-    worst = sorted(off, key=lambda c: -abs(math.inf if (by := _distance(c)) is None else by))
+def _outside(off: list[Claim], language: str) -> str:
+    """The worst eight predictions that did not hold, those of one quantity together, and how many more there are."""
+    words, by_quantity = sentences(language), {}
+    for claim in sorted(off, key=lambda c: -abs(math.inf if (by := _distance(c)) is None else by))[:8]:
+        where = words["beside"].join(claim_words.conditions(claim.conditions, language))
+        told = words["off_by_at" if where else "off_by"].format(by=_off_by(claim, words), conditions=where)
+        by_quantity.setdefault(claim_words.quantity(claim.quantity, language), []).append(told)
     told = [
-        words["off_by"].format(quantity=c.quantity, conditions=c.conditions, by=_off_by(c, words)) for c in worst[:8]
+        words["off"].format(quantity=quantity, listed=words["beside"].join(listed))
+        for quantity, listed in by_quantity.items()
     ]
     told += [words["more"].format(n=len(off) - 8)] if len(off) > 8 else []
     return words["outside"].format(listed=words["between"].join(told)) if told else ""
@@ -305,10 +310,14 @@ def not_measured(claims: Iterable[Claim], *, language: str = "en") -> str | None
     words = sentences(language)
     reasons: dict[str, set[str]] = {}
     for c in missing:
-        reasons.setdefault(said(c.reason, language) if c.reason else words["no_reason"], set()).add(c.quantity)
+        reason = said(c.reason, language) if c.reason else words["no_reason"]
+        reasons.setdefault(reason, set()).add(claim_words.quantity(c.quantity, language))
+    together: dict[str, list[str]] = {}  # what has several reasons is named once
+    for reason, quantities in sorted(reasons.items()):
+        together.setdefault(_some(quantities, words), []).append(reason)
     told = [
-        words["because"].format(quantities=_some(quantities, words), reason=reason)
-        for reason, quantities in sorted(reasons.items())
+        words["because"].format(quantities=quantities, reason=words["beside"].join(listed))
+        for quantities, listed in together.items()
     ]
     listed = words["between"].join(told)
     return words["one_missing" if len(missing) == 1 else "missing"].format(n=len(missing), listed=listed)

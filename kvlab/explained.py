@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import sys
 import warnings
 
 import typer
@@ -21,9 +22,16 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+def print_anything() -> None:
+    """What the terminal's encoding has no sign for is printed as `?`: no result is lost over the sign of a unit."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # a stand-in of a test or a notebook, or a closed one
+            stream.reconfigure(errors="replace")
+
+
 @contextlib.contextmanager
-def errors_explained():
-    """One message on standard error and exit code 1 (2 for bad input) in place of a traceback.
+def errors_explained(failed: int = 1):
+    """One message on standard error and exit code `failed` (2 for bad input) in place of a traceback.
 
     SIGTERM ends a command as Ctrl-C does: in order, with nothing left behind.
     """
@@ -35,17 +43,17 @@ def errors_explained():
         yield
     except KvlabError as error:
         _say(str(error))
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        raise typer.Exit(2 if isinstance(error, ConfigError) else failed) from None
     except KeyboardInterrupt:
         _say("Interrupted. What was measured is kept; the same command resumes.")
         raise typer.Exit(130) from None
     except BrokenPipeError:  # `kvlab check | head`
-        raise typer.Exit(1) from None
+        raise typer.Exit(failed) from None
     except OSError as error:
         if error.filename is None and not files.is_full(error):
             raise
-        _say(str(files.explained(error, str(error.filename or "A file"))))
-        raise typer.Exit(1) from None
+        _say(str(files.unusable(error)))
+        raise typer.Exit(failed) from None
 
 
 def _warn(message, category, filename, lineno, file=None, line=None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvlab import certificate, gpu_time, provenance, store
+from kvlab import certificate, gpu_time, hardware, provenance, store
 from kvlab.claims import parse_conditions
 from kvlab.measure import EXISTING
 
@@ -126,8 +126,8 @@ def about(machine: str) -> dict[str, Any]:
         "runs": len(manifests),
         "hardware": _one(provenance.hardware_line(m["provenance"] or {}) for m in own),
         "engine": _one(provenance.engine_line(m | {"cell": None} if _is_existing(m) else m) for m in manifests),
-        "model": _one(m["cell"]["server"]["model"] for m in manifests),
-        "weights": _one(_weights(m["cell"]["server"]) for m in own),
+        "model": _one(m["cell"]["server"]["model"] for m in manifests if _has_model(m)),
+        "weights": _one(_weights(m["cell"]["server"]) for m in own if _has_model(m)),
         "dates": _dates([m["created_utc"][:10] for m in manifests]),
         "kvlab": _one(m["kvlab_version"] for m in manifests),
         "gpu_minutes": gpu_time.minutes(m for m in stored if not _is_existing(m)),  # an invalid run took its time too
@@ -147,9 +147,13 @@ def _is_existing(manifest: Mapping[str, Any]) -> bool:
     return manifest["cell"]["server"]["model"].startswith(EXISTING)
 
 
+def _has_model(manifest: Mapping[str, Any]) -> bool:
+    return manifest["cell"]["server"]["model"] != hardware.NAME  # the ceilings of the hardware need none
+
+
 def _weights(server: Mapping[str, Any]) -> str:
     dummy = server["load_format"] == "dummy" or server["model"].startswith("geometry:")
-    note = "dummy (timing, capacity and caching do not depend on weight values; text quality does)"
+    note = "dummy (timing, capacity and caching do not depend on weight values, text quality does)"
     return note if dummy else "loaded"
 
 

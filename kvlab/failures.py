@@ -135,7 +135,7 @@ def advice(cause: str | None) -> tuple[str | None, str | None]:
 def oom_kills() -> int | None:
     """Processes that the kernel has ended for lack of memory since it started; None where it does not say."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.M)
     except OSError:
         return None
     return int(found[1]) if found else None
@@ -148,7 +148,7 @@ def server_died(
 
     `engine_gone`: an engine process ended while the main process went on. `oom_before`: `oom_kills()` at its start.
     """
-    text = log_path.read_text(errors="replace") if log_path.exists() else ""
+    text = log_path.read_text(encoding="utf-8", errors="replace") if log_path.exists() else ""
     decisive = root_cause(text)
     own_error = decisive is not None and not is_consequence(decisive)
     asked = ASKED.search(text)  # first: its engine is then gone too, and what does not end in time is killed

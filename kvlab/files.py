@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import getpass
+import json
 import os
 import re
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kvlab.errors import StoreError
 
@@ -28,9 +31,14 @@ def _is_project(folder: Path) -> bool:
     if (folder / "notebooks").is_dir() and (folder / "data").is_dir():
         return True
     try:
-        return re.search(r'^name = "kvlab"', (folder / "pyproject.toml").read_text(), re.M) is not None
+        return re.search(r'^name = "kvlab"', (folder / "pyproject.toml").read_text(encoding="utf-8"), re.M) is not None
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def typed(text: str) -> Path:
+    """The path that a person wrote. `~` is the home folder where there is one; of an unknown user it is a letter."""
+    return Path(os.path.expanduser(text))  # Path.expanduser raises for an unknown user
 
 
 def near(path: Path) -> str:
@@ -63,21 +71,61 @@ def sync_folder(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """One writer at a time in `folder`, across processes; the lock ends with its process. Creates the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as handle:
+    with (folder / LOCK).open("ab") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file atomically: readers see the old text or the new one, a full disk leaves the old one."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """The same of bytes."""
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     with disk_errors(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_synced(new, text.encode())
+            write_synced(new, data)
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder to be filled, which takes the place of `folder` once it is: until then the old one stays as it was.
+
+    Builds of the same folder take turns; what one that was killed has left is removed by the next.
+    """
+    folder = folder.resolve()
+    with disk_errors(str(folder)), locked(folder.parent):
+        for left in folder.parent.glob(f".{folder.name}.*"):
+            shutil.rmtree(left)
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        new, old = (folder.with_name(f".{folder.name}.{name}") for name in ("new", "old"))
+        try:
+            new.mkdir()
+            yield new
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+        finally:
+            for left in (new, old):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def read_json(path: Path, next_step: str) -> dict[str, Any]:
+    """The JSON object in a file that kvlab wrote. StoreError, with the next step, where it cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read: {error}", "it was cut off, or edited", next_step) from None
+    return found
 
 
 @contextmanager
@@ -87,6 +135,18 @@ def disk_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise explained(error, what) from error
+
+
+def unusable(error: OSError) -> StoreError:
+    """What an operation on a file says that nobody has explained: the file, read or written, and why it failed."""
+    said = explained(error, str(error.filename or "A file"))
+    reason = "the disk is full" if is_full(error) else error.strerror or str(error)
+    missing = error.errno == errno.ENOENT
+    return StoreError(
+        f"{error.filename or 'A file'} could not be read or written: {reason}. What was measured is unharmed.",
+        "it was removed, or never made" if missing else said.cause,
+        "restore it (git status shows what is missing of the project), or make it anew" if missing else said.next_step,
+    )
 
 
 def is_full(error: OSError) -> bool:

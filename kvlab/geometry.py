@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 
 from kvlab import kv_structure, predict
 from kvlab.errors import ConfigError
+from kvlab.files import typed
 
 HERE = Path(__file__).parent
 TINY = HERE / "tiny" / "config.json"
@@ -32,6 +34,7 @@ DEFAULTS: dict[str, dict[str, int]] = {
     "qwen3": {"head_dim": 128},
 }
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2, "auto": 2, "float32": 2, "float": 2}
+LARGEST_FILE = 16 * 2**20
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
@@ -64,10 +67,13 @@ class Geometry:
 def from_config(config: dict[str, Any], name: str, source: str | None = None) -> Geometry:
     """The geometry in a config.json; a nested text_config is followed. ConfigError names the field that is wrong."""
     if not isinstance(config, dict):
-        raise ConfigError(f"{name}: config.json must hold one JSON object, not {type(config).__name__}")
+        what = f"{name}: config.json must hold one JSON object, not {type(config).__name__}"
+        raise ConfigError(what, next_step="give the model's own config.json, or its folder")
     part = text_part(config)
     given = {key: value for key, value in part.items() if value is not None}
     text = {**DEFAULTS.get(str(part.get("model_type")), {}), **given}
+    if wrong := kv_structure.unreadable(text):
+        raise _damaged(name, wrong)
     reasons = kv_structure.why_not(text)
     reader = _Reader(text, name, strict=not reasons)
     layers, heads, hidden = (reader(f) for f in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
@@ -105,8 +111,8 @@ def load(path_or_name: str | Path) -> Geometry:
     name = str(path_or_name).removeprefix("geometry:")
     if name == "tiny":
         return from_config(_read(TINY), "tiny")
-    path = Path(name).expanduser()
-    if path.exists():
+    path = typed(name)
+    if os.path.exists(path):  # Path.exists raises where the name is too long
         file = path / "config.json" if path.is_dir() else path
         return from_config(_read(file), path.name if path.is_dir() else path.parent.name or path.name)
     return _published_one(_find(name))
@@ -171,21 +177,25 @@ class _Reader:
             value = self.text.get(key)
             if value is None:
                 continue
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if kv_structure.is_whole(value) and value > 0:
                 return value
             if not self.strict:
                 return None
-            raise self.error(f"{key} must be a positive whole number, not {value!r}")
+            raise self.error(f"{key} must be a positive whole number, not {kv_structure.shown(value)}")
         if required and self.strict:
             raise self.error(f"{field} is missing (also looked for {', '.join(ALIASES[field][1:])})")
         return None
 
     def error(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"config.json of {self.name}: {what}",
-            cause="the file is damaged, or it is not the config.json of a transformer language model",
-            next_step="compare it with the config.json on the model's card",
-        )
+        return _damaged(self.name, what)
+
+
+def _damaged(name: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"config.json of {name}: {what}",
+        cause="the file is damaged, or it is not the config.json of a transformer language model",
+        next_step="compare it with the config.json on the model's card",
+    )
 
 
 def _kv_heads(reader: _Reader, heads: int | None) -> int | None:
@@ -264,15 +274,24 @@ def _find(name: str) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            data = opened.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise ConfigError(
+                f"{file} holds more than {LARGEST_FILE // 2**20} MiB, and a config.json has a few kB.",
+                cause="it is another file of the model, such as its weights",
+                next_step="give the model's config.json, or the folder in which it lies",
+            )
+        return json.loads(data)  # of bytes, json tells UTF-8, with its mark or without it, from UTF-16
     except RecursionError:
         raise ConfigError(
             f"{file} is nested too deeply to be a config.json.", next_step="give the model's own"
         ) from None
     except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
         raise ConfigError(
             f"cannot read {file.name} in {file.parent}: {error.strerror}",
-            cause="the folder holds no Hugging Face model",
+            cause="the folder holds no Hugging Face model" if missing else None,
             next_step=f"give a folder with a config.json, or one of: {', '.join(names())}",
         ) from None
     except ValueError as error:

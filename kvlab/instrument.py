@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
-from kvlab import pages, plot, store
+from kvlab import files, pages, plot, store
+from kvlab.errors import StoreError
 
+AGAIN = "restore it from git, or remove it and measure again: make bench-client"
 READER = "null reader"  # the least that a client can do: not a tool, the floor under all of them
 PACED = "paced"
 KEPT_UP = 0.97  # of the events that were offered
@@ -46,14 +47,25 @@ class Aim:
 
 def peers() -> pd.DataFrame | None:
     """data/client/peers.csv, one row a tool and scenario; None where nothing was measured."""
-    path = store.root() / "client" / "peers.csv"
-    return pd.read_csv(path) if path.is_file() else None
+    return table_of("peers", ("tool", "scenario", "events_per_cpu_s"))
+
+
+def table_of(name: str, columns: Collection[str]) -> pd.DataFrame | None:
+    """data/client/NAME.csv; None where nothing was measured. StoreError where it is no table of these columns."""
+    path = store.root() / "client" / f"{name}.csv"
+    try:
+        table = pd.read_csv(path) if path.is_file() else None
+        if table is not None and (missing := [column for column in columns if column not in table]):
+            raise ValueError(f"it has no column {missing[0]}")
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+        raise StoreError(f"{path} cannot be read: {error}", "it was cut off, or edited", AGAIN) from None
+    return table
 
 
 def record(name: str) -> dict[str, Any] | None:
     """Another measurement of the load generator: "open" (10,000 streams) or "memory"; None where there is none."""
     path = store.root() / "client" / f"{name}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    return files.read_json(path, AGAIN) if path.is_file() else None
 
 
 def paced(table: pd.DataFrame) -> pd.DataFrame:

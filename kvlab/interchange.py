@@ -15,6 +15,7 @@ from kvlab import config, foreign, stats, store
 from kvlab.certificate import plateau
 from kvlab.config import Cell, ServerConfig
 from kvlab.errors import ConfigError
+from kvlab.files import typed
 from kvlab.foreign import Foreign, most_in_flight
 from kvlab.imported import imported, with_imported
 from kvlab.results import NO_SAMPLES
@@ -84,7 +85,7 @@ def _repeat(machine: str, section: str, name: str, source: str) -> int:
 
 def find(text: str) -> store.Run:
     """The run of a folder, of machine/section/run, or of a run's id. Raises ConfigError."""
-    for place in (Path(text).expanduser(), store.root() / text):
+    for place in (typed(text), store.root() / text):
         if (place / store.MANIFEST).is_file():
             return store.load_run(place)
     found = sorted(store.root().glob(f"*/*/{text}/{store.MANIFEST}")) if text and "/" not in text else []

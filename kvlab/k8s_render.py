@@ -5,6 +5,7 @@ Plain objects, made into YAML by a library; nothing is sent to a cluster from he
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 from kvlab import caches, engine, provenance
 from kvlab.config import ServerConfig, Strict
 from kvlab.errors import ConfigError
+from kvlab.files import typed
 from kvlab.k8s import Target
 from kvlab.profile import Profile, load_profile
 
@@ -93,13 +95,13 @@ def write(objects: dict[str, Manifest], where: Path) -> list[Path]:
     """One file where the name ends in .yaml or .yml, else a folder with a file for each object."""
     if where.suffix in (".yaml", ".yml"):
         where.parent.mkdir(parents=True, exist_ok=True)
-        where.write_text(to_yaml(objects))
+        where.write_text(to_yaml(objects), encoding="utf-8")
         return [where]
     if where.exists() and not where.is_dir():
         raise ConfigError(f"{where} is a file.", next_step="give a folder, or a name that ends in .yaml")
     where.mkdir(parents=True, exist_ok=True)
     for name, one in objects.items():
-        (where / name).write_text(_text(one))
+        (where / name).write_text(_text(one), encoding="utf-8")
     return [where / name for name in objects]
 
 
@@ -184,7 +186,7 @@ def model_in_pod(config: ServerConfig) -> str:
     """The model's name or folder as the worker sees it. ConfigError for a folder of this machine."""
     if config.model.startswith(OWN_FOLDERS):
         return f"{CACHE}/models/{config.model.replace(':', '-')}"
-    if Path(config.model).expanduser().exists():
+    if os.path.exists(typed(config.model)):
         raise ConfigError(
             f"The profile's model {config.model!r} is a folder of this machine; pods do not have it.",
             next_step=f'put it on the cache volume and name it "{CACHE}/...", or use a hub name',
@@ -296,8 +298,8 @@ def load_job(options: Options, machine: str, name: str = "") -> Manifest:
 
 def profile_map(options: Options) -> Manifest:
     """The profile's file, for the load's container."""
-    path = Path(options.profile).expanduser()
-    data = {path.name: path.read_text()}
+    path = typed(options.profile)
+    data = {path.name: path.read_text(encoding="utf-8")}
     return _object("v1", "ConfigMap", f"{options.name}-profile", options.namespace, data=data)
 
 

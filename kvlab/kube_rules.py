@@ -99,7 +99,7 @@ def rules(endpoints: Sequence[Endpoint]) -> list[list[str]]:
 
 
 def _iptables(*arguments: str) -> str:
-    done = subprocess.run(["iptables", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(["iptables", *arguments], capture_output=True, errors="replace", check=False)
     if done.returncode:
         raise ServerError(
             f"iptables {' '.join(arguments)} failed: {done.stderr.strip()[-300:]}",

@@ -11,7 +11,62 @@ WINDOWED = {"sliding_attention", "chunked_attention"}
 ATTENTION = {"full_attention", "attention", "global_attention", *WINDOWED}
 RECURRENT_KEYS = ("mamba_", "ssm_", "linear_num_", "linear_attn", "hybrid_override_pattern")
 RECURRENT_TYPES = ("mamba", "rwkv", "recurrent_gemma", "jamba", "bamba", "zamba", "falcon_h1", "nemotron_h")
+# What decides what a layer keeps; one that cannot be read would give a wrong number, and not a refusal.
+NUMBERS = (
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "full_attention_interval",
+    "attn_layer_period",
+    "num_kv_shared_layers",
+    "cla_share_factor",
+    "attention_chunk_size",
+    "sliding_window",
+    "max_window_layers",
+)
+KINDS_OF_LAYERS = ("layer_types", "layers_block_type", "block_types")
+LARGEST = 2**40  # of any number in a config.json: beyond it stands a slip, and sizes would leave the range of a float
+COUNTED = (  # what parameters are counted from
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_experts",
+    "num_local_experts",
+    "ffn_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
 GATED = {"llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen3_moe"}
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number that may stand in a config.json; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def shown(value: Any) -> str:
+    """A value in a message: its beginning, and whether it is beyond the largest number."""
+    said = repr(value)
+    short = said if len(said) <= 60 else f"{said[:57]}..."
+    return f"{short}, which is beyond 2^40" if isinstance(value, int) and abs(value) > LARGEST else short
+
+
+def unreadable(text: dict[str, Any]) -> str | None:
+    """What is wrong with a field that decides what layers keep; null where all can be read.
+
+    Each number is a whole one of 0 or more; null, false and no field at all mean that the model has no such thing.
+    """
+    for key in NUMBERS:
+        value = text.get(key)
+        if value not in (None, False) and not (is_whole(value) and value >= 0):
+            return f"{key} must be null or a whole number, not {shown(value)}"
+    for key in KINDS_OF_LAYERS:
+        if text.get(key) is not None and not isinstance(text[key], list):
+            return f"{key} must be a list with an entry a layer, not {shown(text[key])}"
+    return None
 
 
 def why_not(text: dict[str, Any]) -> list[str]:
@@ -37,7 +92,7 @@ def _latent(text: dict[str, Any]) -> str | None:
 def mla_values_per_token_and_layer(text: dict[str, Any]) -> int | None:
     """kv_lora_rank + qk_rope_head_dim of an MLA model (DeepSeek-V2, arXiv:2405.04434, section 2.1), else null."""
     rank, rope = text.get("kv_lora_rank"), text.get("qk_rope_head_dim")
-    return rank + rope if isinstance(rank, int) and isinstance(rope, int) else None
+    return rank + rope if is_whole(rank) and is_whole(rope) else None
 
 
 def _recurrent(text: dict[str, Any]) -> str | None:
@@ -56,7 +111,7 @@ def _recurrent(text: dict[str, Any]) -> str | None:
 
 
 def _layer_kinds(text: dict[str, Any]) -> list[str]:
-    for key in ("layer_types", "layers_block_type", "block_types"):
+    for key in KINDS_OF_LAYERS:
         if isinstance(text.get(key), list):
             return [str(kind) for kind in text[key]]
     return []
@@ -82,7 +137,7 @@ def _windowed(text: dict[str, Any]) -> str | None:
     kinds = _layer_kinds(text)
     if chunk := text.get("attention_chunk_size"):
         return f"chunked attention: most layers keep at most {chunk} tokens"
-    window, max_len = text.get("sliding_window"), text.get("max_position_embeddings")
+    window, max_len = text.get("sliding_window"), _number(text, "max_position_embeddings")
     if kinds:
         n = sum(kind in WINDOWED for kind in kinds)
         where = f"{n} of {len(kinds)} layers" if n else None
@@ -102,10 +157,16 @@ def _windowed_layers(text: dict[str, Any]) -> str | None:
         return None
     first = text.get("max_window_layers")
     if first is not None and model_type.startswith("qwen"):
-        after = (text.get("num_hidden_layers") or 0) - first
+        after = (_number(text, "num_hidden_layers") or 0) - first
         return f"the last {after} layers" if after > 0 else None
     pattern = text.get("sliding_window_pattern") or DEFAULT_PATTERN.get(model_type)
     return f"all but one in {pattern} layers" if isinstance(pattern, int) and pattern > 1 else "all layers"
+
+
+def _number(text: dict[str, Any], key: str) -> int | None:
+    """A number above 0; null where there is none, or something else."""
+    value = text.get(key)
+    return value if is_whole(value) and value > 0 else None
 
 
 def parameters(text: dict[str, Any]) -> int | None:
@@ -115,10 +176,13 @@ def parameters(text: dict[str, Any]) -> int | None:
     H E), 2 H for the norms; then V H for each embedding that is not tied, and H for the last norm.
     """
     model_type = text.get("model_type")
+    if any(text.get(key) and _number(text, key) is None for key in COUNTED):
+        return None
+    given = {key: value for key, value in text.items() if value or key not in COUNTED}
     try:
         if model_type == "opt":
-            return _opt_parameters(text)
-        return _gated_parameters(text) if model_type in GATED else None
+            return _opt_parameters(given)
+        return _gated_parameters(given) if model_type in GATED else None
     except (KeyError, TypeError):
         return None  # a field that the KV formula does not need is missing
 

@@ -69,11 +69,11 @@ class NginxProxy:
         self._folder = self._folder / f"nginx-{self.port}"
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder / "nginx.conf"
-        config.write_text(self._text(binary))
-        told = subprocess.run([binary, "-v"], capture_output=True, text=True, check=False)
+        config.write_text(self._text(binary), encoding="utf-8")
+        told = subprocess.run([binary, "-v"], capture_output=True, errors="replace", check=False)
         self.version = told.stderr.partition("nginx/")[2].split()[0] if "nginx/" in told.stderr else None
         self.argv = [binary, "-p", str(self._folder), "-c", str(config)]
-        self._process = subprocess.Popen(self.argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(self.argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, errors="replace")
         self._wait()
         return self
 
@@ -118,5 +118,5 @@ class NginxProxy:
         """Connections each worker was given so far, by its name."""
         names = {f"{e.url('/').host}:{e.url('/').port}": e.worker for e in self.endpoints}
         log = self._folder / "picks.log"
-        lines = log.read_text().split() if log.is_file() else []
+        lines = log.read_text(encoding="utf-8").split() if log.is_file() else []
         return Counter(names.get(line, line) for line in lines)

@@ -213,7 +213,7 @@ def _held_files(pid: int) -> set[int]:
     """Inode numbers of the files in shared memory that a process maps or has open, removed names included."""
     held = set()
     with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/maps") as maps:
+        with open(f"/proc/{pid}/maps", encoding="utf-8") as maps:
             held = {int(number) for number in re.findall(rf"\s(\d+)\s+{SHM}", maps.read())}
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile

@@ -152,7 +152,7 @@ class Leashed:
 
     def log_text(self) -> str:
         """What it has said so far."""
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
 
     def stop(self) -> None:
         """Ends it with everything below it, and verifies it. Safe to call twice, and in a forked child."""

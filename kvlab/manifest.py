@@ -29,6 +29,33 @@ FIELDS = (
 )
 
 
+# What the readers of a stored manifest rely on; a field that is not known is null, but for those of NEEDED.
+SHAPES: Mapping[type | tuple[type, ...], tuple[str, ...]] = {
+    str: ("key", "section", "machine", "profile", "kvlab_version"),
+    dict: ("cell", "server", "predictions", "provenance", "summary", "certificate"),
+    list: ("problems", "window_s"),
+    (int, float): ("duration_s",),
+}
+NEEDED = ("cell", "key", "created_utc")
+
+
+def damage(manifest: Mapping[str, Any]) -> str | None:
+    """What in a stored manifest no reader can use, such as `its cell is 5`; null where nothing is."""
+    for kind, names in SHAPES.items():
+        for name in names:
+            if manifest.get(name) is not None and not isinstance(manifest[name], kind):
+                return f"its {name} is {str(manifest[name]):.40}"
+    if missing := [name for name in NEEDED if manifest.get(name) is None]:
+        return f"it has no {missing[0]}"
+    if not isinstance(manifest["cell"].get("server"), dict):
+        return "its cell names no server"
+    try:
+        datetime.fromisoformat(manifest["created_utc"])
+    except (TypeError, ValueError):
+        return f"its created_utc is {str(manifest['created_utc']):.40}"
+    return None
+
+
 def complete(machine: str, section: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest to store: `given` with every field, plain values and nothing private.
 

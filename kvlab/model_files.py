@@ -12,6 +12,7 @@ from kvlab import tiny
 from kvlab.config import ServerConfig
 from kvlab.engine import cache_dir, write_folder_once
 from kvlab.errors import ConfigError
+from kvlab.files import typed
 
 TINY = tiny.path()
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -26,7 +27,7 @@ def resolve_model(config: ServerConfig) -> tuple[str, tuple[str, ...]]:
     if name.startswith("geometry:"):
         folder = _geometry_folder(name.removeprefix("geometry:"))
     else:
-        folder = TINY if name == "tiny" else Path(name).expanduser()
+        folder = TINY if name == "tiny" else typed(name)
         if not folder.exists() and HUB_NAME.fullmatch(name):
             return name, ()
         _check_folder(folder, name)

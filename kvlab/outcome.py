@@ -78,7 +78,7 @@ def _stored(machine: str, section: str) -> dict[str, Any]:
     """The parameters with which the stored claims were measured; {}: the notebook's own."""
     path = store.machine_dir(machine) / section / ASKED
     try:
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
     except (OSError, ValueError, TypeError) as error:
         raise StoreError(f"{path} cannot be read: {error}", next_step="remove it, and measure again") from None
 
@@ -106,7 +106,7 @@ def _measured_with(machine: str, profile: str) -> bool:
     """Whether any run of the machine says so; one without runs, or with imported ones only, has nothing to lose."""
     named = False
     for path in sorted(store.machine_dir(machine).glob("*/[!.]*/run.json")):
-        found = re.search(r'^ "profile": "(.*)"', path.read_text(errors="replace"), re.M)
+        found = re.search(r'^ "profile": "(.*)"', path.read_text(encoding="utf-8", errors="replace"), re.M)
         if found and found[1] == profile:
             return True
         named |= bool(found)

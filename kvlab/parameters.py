@@ -49,7 +49,7 @@ def parameters(path: Path) -> dict[str, dict[str, Any]]:
 
 def _cell(path: Path) -> str:
     try:
-        cells = json.loads(path.read_text())["cells"]
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         found = [cell["source"] for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

@@ -12,7 +12,6 @@ import math
 import time
 import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from kvlab import control, tiny
 from kvlab.client import Endpoint
 from kvlab.config import LoadConfig
 from kvlab.errors import ConfigError, LoadError
+from kvlab.files import typed
 from kvlab.load import LoadResult, request_frame
 from kvlab.scrape import sample_frame
 from kvlab.stats import Estimate, mean_interval, paired_difference
@@ -60,7 +60,7 @@ def read_text(name: str) -> str:
     if name == HELDOUT:
         return tiny.heldout_text()
     try:
-        return Path(name).expanduser().read_text("utf-8")
+        return typed(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The text {name!r} cannot be read: {error}", next_step=f"give a UTF-8 text file, or {HELDOUT!r}"

@@ -19,6 +19,8 @@ FITS = {  # what a hole may hold; every other one holds anything
     **dict.fromkeys(("n", "wanted", "nats"), r"[\d.,]+"),
     **dict.fromkeys(("first", "last"), r"\d{4}-\d\d-\d\d"),
     **dict.fromkeys(("section", "profile"), r"[\w.+-]+"),
+    "machine": r"[^;]+",
+    "memory": r"[\d.]+ [KMGT]iB",
 }
 
 

@@ -283,11 +283,11 @@ def _cached(prefix_tokens: int, tail_tokens: int, block_size: int) -> int:
     return predict.cached_tokens(prefix_tokens, prefix_tokens + tail_tokens, block_size)
 
 
-def _point(axis: Axes, machine: str, x, y, label: str = "", *, filled: bool = False) -> None:
+def _point(axis: Axes, machine: str, x, y, label: str = "", *, filled: bool | None = None) -> None:
     label = label or machine
     known = axis.get_legend_handles_labels()[1]  # one entry a machine, however many points
     style = plot.machine_style(machine)
-    style |= {"mfc": style["color"]} if filled else {}
+    style |= {} if filled is None else {"mfc": style["color"] if filled else "white"}
     axis.plot(list(x), list(y), ls="", mew=1.5, zorder=5, label=None if label in known else label, **style)
 
 

@@ -5,6 +5,7 @@ Computed is a line or a band, measured is points with intervals, the article's v
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -138,9 +139,10 @@ def save(figure: Figure, lab, name: str, results: Iterable = (), *, alt: str) ->
     plot_empty.say(figure, plot_empty.why(lab.machine, lab.section, results))
     folder = outcome.figures_dir(lab)
     with files.disk_errors(f"The figure {folder / name}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": "kvlab"})
-        figure.savefig(folder / f"{name}.png", metadata={"Software": "kvlab"})
+        for form, metadata in (("svg", {"Date": None, "Creator": "kvlab"}), ("png", {"Software": "kvlab"})):
+            picture = io.BytesIO()
+            figure.savefig(picture, format=form, metadata=metadata)
+            files.write_bytes(folder / f"{name}.{form}", picture.getvalue())
     runs = [result.run.id for result in results if result.run is not None]
     about = {"notebook": lab.section, "machine": lab.machine, "runs": sorted(set(runs)), "alt": alt}
     store.write_text(folder / f"{name}.json", json.dumps(about, indent=1, sort_keys=True) + "\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvlab.claims import Claim
 from kvlab.errors import StoreError
-from kvlab.files import write_text
+from kvlab.files import read_json, write_text
 
 FILE = "computed.json"
 
@@ -32,8 +32,11 @@ def last(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:
-    path = folder / FILE
-    try:
-        return json.loads(path.read_text())["stored"] if path.is_file() else []
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} cannot be read: {error}", next_step="restore it from git, or remove it") from None
+    path, again = folder / FILE, "restore it from git, or remove it"
+    if not path.is_file():
+        return []
+    entries = read_json(path, again).get("stored")
+    whole = isinstance(entries, list) and all(isinstance(e, dict) and isinstance(e.get("rows"), list) for e in entries)
+    if not whole or not all(isinstance(e.get("utc"), str) for e in entries):
+        raise StoreError(f"{path} holds no list of stored numbers.", "it was cut off, or edited", again)
+    return entries

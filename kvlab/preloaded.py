@@ -47,7 +47,7 @@ ROOM = leash.ROOM
 
 def _area(first: int) -> tuple[int, int]:
     """Address and length of the command line (45) or of the environment (47) of this process, as others see them."""
-    with open("/proc/self/stat") as file:
+    with open("/proc/self/stat", encoding="utf-8") as file:
         fields = file.read().rpartition(")")[2].split()
     return int(fields[first]), int(fields[first + 1]) - int(fields[first])
 
@@ -196,7 +196,7 @@ class Preloaded:
     def _hold(self, request: dict, words: bytes, rope: int, log: int) -> int:
         """In the fork: the leash of one server."""
         os.setsid()
-        with open(os.devnull) as nothing:
+        with open(os.devnull, encoding="utf-8") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.errors import ConfigError
+from kvlab.files import typed
 
 FOLDER = resources.files("kvlab") / "profiles"
 PATHS = ("model", "geometry", "text")  # fields that may name a file or folder of the user's
@@ -25,10 +26,10 @@ def read(name_or_path: str) -> tuple[str, dict[str, Any]]:
         where, folder = f"profile {name_or_path}", None
         data = (FOLDER / f"{name_or_path}.toml").read_bytes()
     else:
-        path = Path(name_or_path).expanduser()
+        path = typed(name_or_path)
         where, folder, data = str(path), path.absolute().parent, _bytes(path, name_or_path)
     try:
-        values = tomllib.loads(data.decode())
+        values = tomllib.loads(data.decode("utf-8-sig"))  # some editors write the mark
     except UnicodeDecodeError:
         raise ConfigError(f"{where} is not valid TOML: it is not even text.", next_step=_known()) from None
     except ValueError as error:

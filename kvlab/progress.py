@@ -21,7 +21,7 @@ def tell(text: str) -> None:
     """In a kernel: what it does now. Does nothing where no command waits, and never fails."""
     if os.environ.get(FILE):
         with contextlib.suppress(OSError):
-            Path(os.environ[FILE]).write_text(text)
+            Path(os.environ[FILE]).write_text(text, encoding="utf-8")
 
 
 def show(bar: Any, text: str) -> None:
@@ -33,7 +33,7 @@ def show(bar: Any, text: str) -> None:
 def told(file: Path) -> str:
     """What the kernel of that file has told last; "" before it tells anything."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return " ".join(file.read_text().split())
+        return " ".join(file.read_text(encoding="utf-8").split())
     return ""
 
 

@@ -182,8 +182,10 @@ def _percent(value: float) -> str:
 
 
 def _interval(row: Mapping[str, Any], writer: Writer) -> str:
-    texts = display.cells(row)
-    return html.escape(texts["interval"] or writer.words["no_interval"])
+    if row["ci_low"] is None or row["ci_high"] is None:
+        return html.escape(writer.words["no_interval"])
+    low, high = (_with_unit(float(row[name]), row["unit"], writer) for name in ("ci_low", "ci_high"))
+    return f"{low} … {high}"
 
 
 def _pair(row: Mapping[str, Any] | None, head: str, writer: Writer, notes: Notes) -> str:

@@ -147,7 +147,7 @@ def git_state(package: Path = Path(__file__).parent) -> tuple[str | None, bool |
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(package), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+        return os.fsdecode(subprocess.run(command, capture_output=True, timeout=60, check=True).stdout).strip()
 
     try:
         # Installed into somebody's own repository, that repository's commit would say nothing about kvlab.
@@ -169,7 +169,7 @@ def _archived_commit(package: Path) -> str | None:
 
 
 def _cpuinfo() -> str:
-    return Path("/proc/cpuinfo").read_text()
+    return Path("/proc/cpuinfo").read_text(encoding="utf-8")
 
 
 def cpu_model() -> str | None:

@@ -104,7 +104,7 @@ def _open():
     path = engine.cache_dir() / "measuring.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("a+")
+        return path.open("a+", encoding="utf-8")
     except OSError as error:
         raise _unwritable(path, error) from None
 

@@ -6,7 +6,6 @@ It reads claims, figures, manifests, the write-up's texts and the notebooks' fir
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -199,13 +198,14 @@ def section(
     rows = [_row(row, others, language) for row in writer.facts.claims[machine] if row["section"] == name]
     said = [row for row in rows if row["state"] in ("measured", "computed")]
     order = sorted(said, key=lambda row: (not (row["computed"] and row["measured"]), not row["measured"]))
+    alike = likest_first(machine, tables, writer.about)
     headline = order[:HEADLINE]  # sorted is stable: within each kind the notebook's order
     return {
         "name": name,
         "notebook": path.name,
         "title": title,
         "sentence": sentence,
-        "figures": [_figure(measured_figure(file, tables), writer) for file in store.figure_files(machine, name)],
+        "figures": _figures([measured_figure(file, alike) for file in store.figure_files(machine, name)], writer),
         "headline": headline,
         "rest": [row for row in rows if row not in headline],
         "notes": notes(own, language),
@@ -251,17 +251,26 @@ def _has(table: pd.DataFrame, own: pd.DataFrame) -> bool:
     return bool(set(table["id"]) & set(own["id"]))
 
 
+def likest_first(own: str, machines: Iterable[str], about: Callable[[str], Mapping[str, Any]]) -> list[str]:
+    """Machines with the engine of `own` before the others: whose figure stands in where `own` measured nothing."""
+    engine = about(own).get("engine")
+    return sorted(machines, key=lambda name: about(name).get("engine") != engine)
+
+
 def measured_figure(file: Path, machines: Iterable[str]) -> Path:
     """The figure, or where none of its runs is of this machine the same one of another machine that measured it."""
-    if json.loads(file.read_text())["runs"]:
-        return file
     others = [store.figures_dir(machine) / file.name for machine in machines]
-    return next((one for one in others if one.is_file() and json.loads(one.read_text())["runs"]), file)
+    drawn = (one for one in (file, *others) if one.is_file() and (told := store.figure(one)) and told["runs"])
+    return next(drawn, file)
 
 
-def _figure(file: Path, writer: prose.Writer) -> dict[str, Any]:
-    info = json.loads(file.read_text())
-    picture = file.with_suffix(".svg").read_bytes()
+def _figures(files: Iterable[Path], writer: prose.Writer) -> list[dict[str, Any]]:
+    pictures = [(file, store.picture(file)) for file in files]
+    return [_figure(file, svg, writer) for file, svg in pictures if svg is not None]
+
+
+def _figure(file: Path, picture: bytes, writer: prose.Writer) -> dict[str, Any]:
+    info = store.figure(file)
     width, height = (round(PX_PER_PT * float(pt)) for pt in _size_pt(picture))
     text = base64.b64encode(picture).decode()
     told = {"name": file.stem, "alt": _caption(info["alt"], file.stem, writer)}
@@ -297,7 +306,7 @@ def _escape(text: str) -> str:
 
 def style() -> str:
     """The style sheet."""
-    return (resources.files("kvlab") / "report.css").read_text()
+    return (resources.files("kvlab") / "report.css").read_text(encoding="utf-8")
 
 
 def render(page: Mapping[str, Any]) -> str:
@@ -307,7 +316,7 @@ def render(page: Mapping[str, Any]) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    sources = {name: (resources.files("kvlab") / name).read_text() for name in TEMPLATES}
+    sources = {name: (resources.files("kvlab") / name).read_text(encoding="utf-8") for name in TEMPLATES}
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(sources),
         autoescape=True,

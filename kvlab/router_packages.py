@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kvlab import engine
 from kvlab.errors import ConfigError, EngineMissing, ServerError
+from kvlab.files import typed
 
 FOLDER = "KVLAB_ROUTERS"
 
@@ -83,7 +84,7 @@ def place(product: str) -> Path:
     """Where its packages lie, or would lie. ConfigError for an unknown product."""
     what = pinned(product)
     if given := os.environ.get(FOLDER):
-        return Path(given).expanduser().resolve() / product
+        return typed(given).resolve() / product
     return engine.cache_dir() / "routers" / f"{product}-{what.version}"
 
 
@@ -151,7 +152,7 @@ def install(product: str) -> Path:
         done = subprocess.run(
             [*command, *(["--no-deps"] if what.complete else []), *what.requirements],
             capture_output=True,
-            text=True,
+            errors="replace",
             check=False,
         )
         if done.returncode:

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvlab import errors, processes, progress, store
 from kvlab.errors import ConfigError, KvlabError, NotebookError
-from kvlab.files import disk_errors, explained, near
+from kvlab.files import disk_errors, explained, near, typed
 from kvlab.parameters import check_parameters
 
 KERNEL, LINE = ".kernel-", "line.txt"  # folder of one kernel, and what it does now
@@ -140,7 +140,7 @@ def _kernel_environment(folder: Path):
         processes.PROJECT: processes.project(),
     }
     if os.environ.get("KVLAB_CACHE"):
-        absolute["KVLAB_CACHE"] = str(Path(os.environ["KVLAB_CACHE"]).absolute())
+        absolute["KVLAB_CACHE"] = str(typed(os.environ["KVLAB_CACHE"]).absolute())
     before = {name: os.environ.get(name) for name in ("MPLBACKEND", *absolute)}
     os.environ.pop("MPLBACKEND", None)
     os.environ.update(absolute)

@@ -16,7 +16,7 @@ import typer
 
 from kvlab import batch, gpu_time, measure, outcome, parameters, profile, quiet, ready, run, store, time_left
 from kvlab.errors import ConfigError, EngineMissing, NotebookError
-from kvlab.files import check_writable, near
+from kvlab.files import check_writable, near, typed
 from kvlab.invocation import as_typed
 
 BUILD = Path("_build")
@@ -230,7 +230,7 @@ def _stored() -> str:
 def _everywhere(given: str, lab: measure.Lab) -> str:
     """The profile as it is found from the notebooks' folder too: its name, or the whole path of a file."""
     by_name = given == "auto" or given in profile.built_in()
-    return lab.profile.name if by_name else str(Path(given).expanduser().resolve())
+    return lab.profile.name if by_name else str(typed(given).resolve())
 
 
 def _own(param: Sequence[str], common: dict) -> dict:

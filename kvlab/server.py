@@ -226,7 +226,7 @@ class VllmServer:
         self._on_phase("ready", self.ready_s)
 
     def _log_text(self) -> str:
-        return self.log_path.read_text(errors="replace")
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     @property
     def base_url(self) -> str:

@@ -63,7 +63,9 @@ def in_a_process(module: str, *arguments: str, env: Mapping[str, str] | None = N
     """
     command = [sys.executable, "-m", module, *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=os.environ | (env or {}))
+        done = subprocess.run(
+            command, capture_output=True, errors="replace", timeout=LIMIT_S, env=os.environ | (env or {})
+        )
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         raise KvlabError(f"{module} took longer than {LIMIT_S} s.") from None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvlab import pages, report, store
+from kvlab import files, pages, report, store
 from kvlab.errors import ConfigError
 
 
@@ -17,7 +16,7 @@ def build(machine: str, folder: Path) -> Path:
     """Writes the site of a machine into `folder` and returns its first page. What an earlier build left is removed.
 
     English lies at the top, the other languages in folders of their own. Raises ConfigError for a machine of which
-    nothing is stored, and what `report.content` raises, before anything is removed.
+    nothing is stored, and what `report.content` raises; the site that is there stays until the new one is whole.
     """
     if machine not in (known := store.machines()):
         raise ConfigError(
@@ -27,10 +26,10 @@ def build(machine: str, folder: Path) -> Path:
         )
     pictures = report.small_pictures(machine)
     told = {language: report.content(machine, language, pictures=pictures) for language in pages.LANGUAGES}
-    shutil.rmtree(folder, ignore_errors=True)
-    store.write_text(folder / "report.css", report.style())
-    for language, content in told.items():
-        _language(content, folder, language)
+    with files.whole_folder(folder) as new:
+        store.write_text(new / "report.css", report.style())
+        for language, content in told.items():
+            _language(content, new, language)
     return folder / "index.html"
 
 
@@ -44,7 +43,7 @@ def _language(content: Mapping[str, Any], folder: Path, language: str) -> None:
     }
     for page in content["contents"]:
         for figure in page["figures"]:
-            store.write_text(folder / "figures" / f"{figure['name']}.svg", figure["file"].read_text())
+            store.write_text(folder / "figures" / f"{figure['name']}.svg", figure["file"].read_text(encoding="utf-8"))
     listed = content["contents"]
     neighbours = zip(listed, [None, *listed[:-1]], [*listed[1:], None], strict=True)
     for page, before, after in neighbours:

@@ -5,6 +5,7 @@ A run appears whole or not at all, and an older run of the same id is lost only 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import gzip
@@ -15,7 +16,7 @@ import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ import pandas as pd
 
 from kvlab import provenance, tables
 from kvlab.errors import SchemaError, StoreError
-from kvlab.files import LOCK, disk_errors, locked, project_folder, sync_folder, write_synced
+from kvlab.files import LOCK, disk_errors, locked, project_folder, read_json, sync_folder, typed, write_synced
 from kvlab.files import write_text as write_text  # offered here too: callers write beside the runs
-from kvlab.manifest import FIELDS, complete
+from kvlab.manifest import FIELDS, complete, damage
 from kvlab.privacy import scrub
 from kvlab.records import SCHEMA_VERSION
 
@@ -41,7 +42,7 @@ REPLAY_FIRST = ("h200", "cpu-tiny")  # committed machines, the one closest to pr
 def root() -> Path:
     """The data folder: $KVLAB_DATA, or `data` of the project around the current folder, or ./data."""
     if os.environ.get("KVLAB_DATA"):
-        return Path(os.environ["KVLAB_DATA"]).expanduser().absolute()
+        return typed(os.environ["KVLAB_DATA"]).absolute()
     return project_folder() / "data"
 
 
@@ -63,7 +64,37 @@ def figures_dir(machine: str) -> Path:
 def figure_files(machine: str, section: str) -> list[Path]:
     """The stored figures of a section, as paths of their JSON."""
     files = sorted(figures_dir(machine).glob("*.json"))
-    return [path for path in files if json.loads(path.read_text()).get("notebook") == section]
+    return [path for path in files if (told := figure(path)) and told["notebook"] == section]
+
+
+def figure(path: Path) -> dict[str, Any] | None:
+    """What the JSON of a figure tells; None, with a warning, where it cannot be read."""
+    try:
+        told = read_json(path, _draw_again(path))
+    except StoreError as error:
+        warnings.warn(f"The figure {path.stem} of {path.parent.name} is left out: {error}", stacklevel=2)
+        return None
+    return {name: None for name in ("notebook", "machine", "alt")} | {"runs": []} | told
+
+
+def picture(path: Path) -> bytes | None:
+    """The SVG beside the JSON of a figure; None, with a warning, where it is not there or not whole."""
+    file = path.with_suffix(".svg")
+    try:
+        svg = file.read_bytes()
+        if not svg.rstrip().endswith(b"</svg>"):
+            raise ValueError("it was cut off")
+        if missing := [name for name, value in (figure(path) or {}).items() if value is None]:
+            raise ValueError(f"{path.name} names no {missing[0]}")
+    except (OSError, ValueError) as error:
+        said = StoreError(f"{file} cannot be read: {error}", next_step=_draw_again(path))
+        warnings.warn(f"The figure {path.stem} of {path.parent.name} is left out: {said}", stacklevel=2)
+        return None
+    return svg
+
+
+def _draw_again(path: Path) -> str:
+    return f"kvlab report --mode replay --machine {path.parent.name} draws it anew"
 
 
 def machines() -> list[str]:
@@ -78,15 +109,14 @@ def machines() -> list[str]:
 def _has_measured_claim(path: Path) -> bool:
     """Whether a table of claims holds one that was measured; a file that cannot be read counts, so that it is named."""
     try:
-        rows = list(csv.DictReader(io.StringIO(path.read_text()))) if path.is_file() else []
+        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))) if path.is_file() else []
     except (OSError, ValueError, csv.Error):
         return True
     return any(row.get("state", "measured") == "measured" for row in rows)
 
 
 def _newer(machine: Path) -> bool:
-    texts = (path.read_text(errors="replace") for path in machine.glob("*/[!.]*/run.json"))
-    found = (re.search(r'"schema_version": (\d+)', text) for text in texts)
+    found = (re.search(r'"schema_version": (\d+)', text) for text in _manifests(machine))
     newer = any(match and int(match[1]) > SCHEMA_VERSION for match in found)
     if newer:
         warnings.warn(f"The machine {machine.name} is left out: a newer kvlab has measured it.", stacklevel=3)
@@ -94,7 +124,14 @@ def _newer(machine: Path) -> bool:
 
 
 def _has_valid_run(machine: Path) -> bool:
-    return any('"valid": true' in path.read_text(errors="replace") for path in machine.glob("*/[!.]*/run.json"))
+    return any('"valid": true' in text for text in _manifests(machine))
+
+
+def _manifests(machine: Path) -> Iterator[str]:
+    """The texts of a machine's manifests; one that cannot be read is named when the run is wanted."""
+    for path in machine.glob("*/[!.]*/run.json"):
+        with contextlib.suppress(OSError):
+            yield path.read_text(encoding="utf-8", errors="replace")
 
 
 def forget_attempt(machine: str) -> None:
@@ -164,7 +201,7 @@ def _log_bytes(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        text = Path(path).read_text(errors="replace")
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         # Losing the measurement over its log would be worse.
         warnings.warn(f"The server log is not stored with the run: {error}", stacklevel=3)
@@ -240,7 +277,7 @@ class Run:
 def load_run(path: Path) -> Run:
     """The run in a folder. Raises StoreError on damage, SchemaError where a newer kvlab wrote it."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         version = int(manifest["schema_version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path / MANIFEST} cannot be read: {error}", next_step="remove that folder") from None
@@ -249,6 +286,8 @@ def load_run(path: Path) -> Run:
             f"{path} was made by a newer kvlab (layout {version}; this one knows up to {SCHEMA_VERSION}).",
             next_step="upgrade kvlab: git pull, then make install",
         )
+    if wrong := damage(manifest):
+        raise StoreError(f"{path / MANIFEST} cannot be used: {wrong}", "it was edited or cut", "remove that folder")
     return Run(path, {name: None for name in FIELDS} | manifest)
 
 

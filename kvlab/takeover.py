@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -80,16 +79,13 @@ def _places(path: Path, given: Mapping[str, Any], build: Path) -> tuple[Path, Pa
 
 
 def _copy(source: Path, target: Path) -> None:
-    new = target.with_name(f".{target.name}.new")
     with files.disk_errors(str(target)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, new)
-        new.replace(target)
+        files.write_bytes(target, source.read_bytes())
 
 
 def _read(build: Path) -> dict[str, dict[str, Any]]:
     try:
-        return json.loads((build / FILE).read_text())
+        return json.loads((build / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 

@@ -47,7 +47,9 @@ def run(endpoint: Endpoint, load: LoadConfig, nonce: int) -> LoadResult:
     _, requests = workload.plan(load, endpoint.vocab, nonce)
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.jsonl"
-        prompts.write_text("".join(json.dumps({"prompt": request.prompt}) + "\n" for request in requests))
+        prompts.write_text(
+            "".join(json.dumps({"prompt": request.prompt}) + "\n" for request in requests), encoding="utf-8"
+        )
         said = _ask(arguments(endpoint, load, prompts), endpoint, folder)
         try:
             (found,) = foreign.read(Path(folder) / "result.json")
@@ -138,7 +140,7 @@ class TokenIds:
 
 def wait() -> None:
     """One load a line of standard input, and a line of standard output when it is done, until nobody asks any more."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the tool prints its own results
     while select.select([sys.stdin], [], [], IDLE_S)[0]:
         line = sys.stdin.readline()

@@ -220,23 +220,39 @@ def _choice(asked: Choice, answer: Any, facts: Facts) -> tuple[str, str]:
     letter = str(answer).strip().lower()
     right = asked.right(facts)
     if len(letter) != 1 or letter not in letters:
-        return WRONG, f"answer with one letter of {', '.join(letters)}; you wrote {answer!r}."
+        return WRONG, f"answer with one letter of {', '.join(letters)}; you wrote {_short(answer)}."
     if letter == right:
         return PASSED, f"right. {asked.because}".strip()
     return WRONG, asked.options[letters.index(letter)][2]
 
 
 def _number(name: str, asked: Number, answer: Any, facts: Facts) -> tuple[str, str]:
-    if isinstance(answer, bool) or not isinstance(answer, numbers.Real) or not math.isfinite(answer):
+    if isinstance(answer, bool) or not isinstance(answer, numbers.Real) or not _finite(answer):
         better = workshop_number.rewritten(answer)
         plain = f"answer with a plain number, such as 12 or 0.5 ({asked.unit}), thousands as 12_000 or without any sign"
-        return WRONG, f"{plain}; you wrote {answer!r}" + (f": write {better}." if better else ".")
+        return WRONG, f"{plain}; you wrote {_short(answer)}" + (f": write {better}." if better else ".")
     low, high = asked.ends(facts)
     if low <= answer <= high:
         return PASSED, f"right. {asked.because}".strip()
     known = [(fact(facts), why) for fact, why in asked.wrong]
     slack = CLOSE if callable(asked.accept) else asked.accept
     return WRONG, workshop_number.confusion(answer, low, high, asked.unit, known, slack, link(name))
+
+
+def _finite(answer: numbers.Real) -> bool:
+    try:
+        return math.isfinite(answer)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _short(answer: Any) -> str:
+    """What was written, as a sentence can hold it."""
+    try:
+        said = " ".join(repr(answer).split())
+    except ValueError:  # a whole number with more digits than Python writes out
+        said = "a number of thousands of digits"
+    return said if len(said) <= 80 else f"{said[:77]}..."
 
 
 def after(name: str, show: Callable[[], Any], look: bool = False) -> Any:

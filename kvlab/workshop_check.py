@@ -27,6 +27,7 @@ TELL = (
     f"print({MARK!r} + json.dumps({{v.part: [v.state, v.message] for v in workshop.verdicts().values()}}))"
 )
 AT_ONCE = 2
+LIMIT_S = 600  # of one cell
 Verdicts = dict[str, tuple[str, str]]  # part -> (state, message)
 
 
@@ -74,13 +75,13 @@ def filled(notebook: NotebookNode, solutions: dict[str, str]) -> NotebookNode:
 def verdicts_of(notebook: NotebookNode, where: Path) -> Verdicts:
     """Executes a copy in a kernel of its own, in the folder `where`, and returns what its checks said."""
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     copy = nbformat.from_dict(json.loads(json.dumps(notebook)))
     copy.cells.append(v4.new_code_cell(TELL))
     client = NotebookClient(
         copy,
-        timeout=600,
+        timeout=LIMIT_S,
         kernel_name="python3",
         resources={"metadata": {"path": str(where)}},
         extra_arguments=["--IPKernelApp.log_level=50"],
@@ -89,13 +90,21 @@ def verdicts_of(notebook: NotebookNode, where: Path) -> Verdicts:
         client.execute()
     except CellExecutionError as error:
         raise NotebookError(f"a cell failed: {error.ename}: {error.evalue}") from None
+    except (CellTimeoutError, DeadKernelError) as error:
+        died = isinstance(error, DeadKernelError)
+        raise NotebookError("its kernel died" if died else f"a cell took longer than {LIMIT_S} s") from None
     said = "".join(output.get("text", "") for output in copy.cells[-1].outputs)
     return {part: tuple(verdict) for part, verdict in json.loads(said.partition(MARK)[2]).items()}
 
 
 def problems_of(path: Path) -> list[str]:
     """What is wrong with an exercise: nothing where it passes with its solutions and does not pass unanswered."""
-    notebook = nbformat.read(path, as_version=4)
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        if not isinstance(notebook, NotebookNode):
+            raise ValueError("it is no notebook")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, nbformat.ValidationError) as error:
+        return [f"{path.name} cannot be read: {str(error).splitlines()[0]:.200}; git checkout restores it"]
     try:
         asked = [name.removeprefix("answer_").replace("_", ".") for name in questions(notebook)]
         empty = verdicts_of(notebook, path.parent)

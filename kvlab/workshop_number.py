@@ -44,9 +44,9 @@ Known = Sequence[tuple[float, str]]  # what a usual mistake gives, and what it c
 
 def rewritten(answer: Any) -> str:
     """The plain number behind a text or a tuple: 12_500 for '12,500' and (12, 500), 0.5 for '50 %'; else nothing."""
-    if isinstance(answer, (tuple, list)) and all(type(part) is int for part in answer):
+    if isinstance(answer, (tuple, list)) and all(type(part) is int and part < 1e15 for part in answer):
         text = ",".join(map(str, answer))
-    elif isinstance(answer, str):
+    elif isinstance(answer, str) and len(answer) < 40:
         text = re.sub(r"(?<=\d)[\s_'’](?=\d{3}\b)", ",", answer.strip())
     else:
         return ""

@@ -80,3 +80,24 @@ def test_a_replay_tells_of_failures_from_other_processes_too(project):
     timings, failures = run_all(paths, project, mode="replay")
     assert list(timings) == ["good"] and "broken" in failures["bad"]
     assert not (project / "build" / batch.DONE).exists()
+
+
+def test_a_process_that_is_killed_while_it_replays_is_one_error_for_each_section(project):
+    """As the kernel's out-of-memory killer does."""
+    good = notebook(project, "01_good", "import time; time.sleep(30)")
+    bad = notebook(project, "02_bad", "import os; os.kill(os.getppid(), 9)")
+    timings, failures = run_all([good, bad], project, mode="replay")
+    assert timings == {} and set(failures) == {"good", "bad"}
+    assert all("was killed" in said and "Next: run the same command again" in said for said in failures.values())
+
+
+def test_a_command_that_ends_begins_no_further_replay(project, monkeypatch):
+    monkeypatch.setattr(batch.provenance, "cores", lambda: 1)
+    bad = notebook(project, "01_bad", "raise RuntimeError('broken')")
+    others = [
+        notebook(project, f"0{n}_x", f"open({str(project / 'begun')!r}, 'a').write('{n}'); import time; time.sleep(2)")
+        for n in range(2, 6)
+    ]
+    with pytest.raises(NotebookError, match="broken"):
+        run_all([bad, *others], project, mode="replay", go_on=False)
+    assert len((project / "begun").read_text() if (project / "begun").exists() else "") <= 1  # the one under way

@@ -42,6 +42,16 @@ def test_the_rows_of_several_processes_are_merged_and_counted(bench, monkeypatch
     assert found["ttft_added_p50_s"] > 0 and 0 < found["server_core_share"] < 1
 
 
+def test_the_first_gap_of_a_stream_is_the_null_servers_own(bench):
+    """It is longer by the stream's phase: of 75 events it alone would be the 99th percentile."""
+    from gaps import later_gaps_s
+
+    times = [[0.0, 0.030, 0.050, 0.070], [1.0, 1.035, 1.055], [2.0]]
+    rows = pd.DataFrame({"event_times_s": times, "event_tokens": [[1, 1, 1, 2], [1, 1, 1], [1]]})
+    assert later_gaps_s(rows).round(6).tolist() == [0.02, 0.01, 0.02]
+    assert later_gaps_s(rows[:0]).tolist() == []
+
+
 def test_rows_that_are_missing_and_servers_at_their_limit_are_no_measurement(bench):
     s = bench.replace(bench.LOADS["paced"], streams=4, rounds=2)
     found = {"rows": 8, "rows_of_processes": [4, 4], "result": {"distinct": 8}, "server_core_share": 0.3}

@@ -24,13 +24,13 @@ def test_predictions_that_hold_are_counted_and_the_others_named():
     ]
     text = explain.residuals(claims, exact=("blocks",), tolerance=0.15)
     assert text.startswith("3 of 5 predictions hold (counts exactly and the rest within 15%).")
-    assert text.endswith("Outside: ttft_s at c=2: +40%; blocks at server=b: +10%.")
+    assert text.endswith("Outside: time to the first token: +40% (2 clients); blocks: +10% (server b).")
 
 
 def test_exact_quantities_are_exact_to_the_last_digit():
     claims = [said("hits", computed=0, measured=1), said("other_s", computed=1, measured=9)]
     text = explain.residuals(claims, exact=("hits",))
-    assert text == "0 of 1 predictions hold (counts exactly). Outside: hits at : 1 instead of 0."
+    assert text == "0 of 1 predictions hold (counts exactly). Outside: requests that hit: 1 instead of 0."
 
 
 def test_relative_changes_are_compared_by_their_difference_in_points():
@@ -42,7 +42,7 @@ def test_relative_changes_are_compared_by_their_difference_in_points():
     share = claim("load", "hit_ratio", unit="ratio", computed=0.01, measured=0.05)  # no change: its residual counts
     text = explain.residuals([near, far, share], tolerance=0.15)
     assert text.startswith("1 of 3 predictions hold (within 15% and changes within 15 points).")
-    assert "fp8_changes_ttft_p50_s at c=2: -40.0 points" in text and "hit_ratio at : +400%" in text
+    assert "by fp8: -40.0 points (2 clients)" in text and "share of requests that hit: +400%" in text
     row = {"quantity": "ttft_change", "unit": "ratio", "computed": 0.01, "measured": 0.05, "residual": 4.0}
     assert explain.holds(row | {"ci_low": None, "ci_high": None}, 0.15)
     assert display.cells(asdict(near))["residual"] == "" != display.cells(asdict(share))["residual"]
@@ -51,7 +51,8 @@ def test_relative_changes_are_compared_by_their_difference_in_points():
 def test_only_the_worst_eight_are_listed():
     claims = [said("ttft_s", {"c": c}, computed=1.0, measured=1.0 + c) for c in range(1, 12)]
     text = explain.residuals(claims, tolerance=0.1)
-    assert "c=11: +1,100%" in text and "c=4: +400%" in text and "c=3:" not in text and "and 3 more" in text
+    assert "time to the first token: +1,100% (11 clients), +1,000% (10 clients), " in text
+    assert "+400% (4 clients); and 3 more." in text and "(3 clients)" not in text
 
 
 def test_nothing_to_compare_is_said():

@@ -30,3 +30,11 @@ def test_slips_are_told_only_where_the_committed_machines_are_here(tmp_path):
     only_published = facts.facts("h200", {"article": one} | {name: one.iloc[:0] for name in ("h200", "cpu-tiny")})
     assert only_published.known("load", "y")
     assert {"5-10", "5", "10"} <= every.settings
+
+
+def test_the_ceilings_of_the_hardware_are_no_model_and_have_no_weights(monkeypatch):
+    runs = [run for run in facts.store.list_runs("h200-x2") if run.manifest["cell"]["server"]["model"] == "hardware"]
+    assert runs
+    monkeypatch.setattr(facts.store, "list_runs", lambda machine: runs)
+    told = facts.about("h200-x2")
+    assert told["runs"] == len(runs) and told["hardware"] and told["model"] is None and told["weights"] is None

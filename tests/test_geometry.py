@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvlab import geometry, overview, predict
+from kvlab import geometry, kv_structure, overview, predict
 from kvlab.errors import ConfigError, FormulaDoesNotApply
 
 DENSE = {
@@ -165,6 +165,14 @@ def test_unknown_facts_of_refused_models_are_null():
         ({"num_key_value_heads": 7}, "not a multiple of num_key_value_heads 7"),
         ({"hidden_size": 4100}, "hidden_size 4100"),
         ({"torch_dtype": "int3"}, "torch_dtype 'int3'"),
+        ({"num_hidden_layers": 10**400}, r"num_hidden_layers must be .* not 10+\.\.\., which is beyond 2\^40"),
+        ({"kv_lora_rank": "512", "qk_rope_head_dim": 64}, "kv_lora_rank must be null or a whole number, not '512'"),
+        ({"num_kv_shared_layers": "20"}, "num_kv_shared_layers must be"),
+        ({"full_attention_interval": 4.0}, "full_attention_interval must be .* not 4.0"),
+        ({"cla_share_factor": "2"}, "cla_share_factor must be"),
+        ({"sliding_window": "4096", "max_position_embeddings": 8192}, "sliding_window must be"),
+        ({"sliding_window": -1}, "sliding_window must be .* not -1"),
+        ({"layer_types": "full_attention"}, "layer_types must be a list"),
     ],
 )
 def test_malformed_config_names_the_field(changes, words):
@@ -254,6 +262,22 @@ def test_parameters_are_null_where_the_architecture_is_not_modelled():
     assert predict.weight_bytes(geometry.load("Qwen3-1.7B")) == 2 * 1_720_574_976
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"intermediate_size": float("nan")},
+        {"intermediate_size": -11008},
+        {"intermediate_size": 10**400},
+        {"num_local_experts": "8"},
+        {"vocab_size": None},
+        {"model_type": ["llama"]},
+    ],
+)
+def test_parameters_are_null_where_a_field_of_them_is_no_number(changes):
+    """A config that says so much nonsense elsewhere still has its KV size, and no weights that it does not state."""
+    assert kv_structure.parameters(DENSE | changes) is None
+
+
 def test_every_entry_names_its_model_card():
     assert all(g.source.startswith("https://huggingface.co/") for g in geometry.published())
 
@@ -287,6 +311,22 @@ def test_table_for_notebooks():
     assert refused["kv_bytes_per_token"] is None and refused["kv_bytes_at_context"] is None
     assert "12 of 24 layers" in refused["why_not"]
     assert all(set(a) == set(b) for a, b in pairwise(rows.values()))
+
+
+def test_a_config_may_begin_with_the_mark_of_its_encoding(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(DENSE).encode())
+    assert geometry.load(tmp_path).layers == DENSE["num_hidden_layers"]
+
+
+def test_a_file_without_end_is_no_config():
+    with pytest.raises(ConfigError, match="holds more than 16 MiB"):
+        geometry.load("/dev/zero")
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name", "~nobody-of-that-name/model", "a" * 5000])
+def test_what_can_be_no_path_is_no_model(name):
+    with pytest.raises(ConfigError, match="no model named"):
+        geometry.load(name)
 
 
 def test_a_file_of_brackets_is_no_config(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab import claims, explain, phrases, plot_small, report, results, store
+from kvlab import claim_words, claims, explain, phrases, plot_small, report, results, store
 
 ROOT = Path(__file__).parent.parent
 MACHINES = sorted(path.parent.name for path in (ROOT / "data").glob("*/claims.csv"))
@@ -35,6 +35,7 @@ def test_every_stored_reason_and_every_figure_has_a_chinese_form():
         ("n too small (4, needs 72)", "样本太少（4 个，需要 72 个）"),
         ("n too small (4, needs 72); one run", "样本太少（4 个，需要 72 个）；只有一次运行"),
         ("2026-01-02 to 2026-01-05", "2026-01-02 至 2026-01-05"),
+        ("a GPU, 2 cores, 3 GiB memory; b, 4 cores, 5 GiB memory", "a GPU，2 核，内存 3 GiB；b，4 核，内存 5 GiB"),
         ("unable to start", "原文是“unable to start”"),
         ("no server with these flags: TypeError", "用这些参数启动不了服务器，程序的原话是 TypeError"),
         ("one run; it died", "原文是“one run; it died”"),
@@ -79,10 +80,36 @@ def test_claims_write_their_sentences_in_each_language():
         claims.claim("load", "p95_s", {"c": 1}, unit="s", reason="n too small (4, needs 72)"),
     ]
     off = explain.residuals(stated, tolerance=0.1, language="zh")
-    held, listed = "2 个预测中有 0 个成立（误差在 10% 以内）。", "hits（c=1）：实测 1，计算 0；ttft_s（c=1）：+50%。"
+    held = "2 个预测中有 0 个成立（误差在 10% 以内）。"
+    listed = "命中的请求数：实测 1，计算 0（1 个客户端）；首个 token 时间：+50%（1 个客户端）。"
     assert off == f"{held}不成立的：{listed}"
     missing = explain.not_measured(stated, language="zh")
     assert missing == "1 条数据未实测：p95_s：样本太少（4 个，需要 72 个）。"
+
+
+def test_every_stored_quantity_and_every_condition_of_a_prediction_has_words_in_each_language():
+    english, chinese = claim_words.words("en"), claim_words.words("zh")
+    assert {kind: list(named) for kind, named in english.items()} == {kind: list(n) for kind, n in chinese.items()}
+    for kind, named in english.items():
+        assert {n for n, w in named.items() if "{v}" in w} == {n for n, w in chinese[kind].items() if "{v}" in w}
+    raw = set()
+    for machine in MACHINES:
+        table = claims.read(ROOT / "data" / machine)
+        raw |= {name for name in table["quantity"] if claim_words.quantity(name) == name} - {"preemptions", "hits"}
+        compared = table[table["computed"].notna() & table["measured"].notna()]["conditions"].dropna()
+        raw |= {said for text in compared for said in claim_words.conditions(text) if "=" in said}
+    assert raw <= {"perplexity", "requests"}
+
+
+@pytest.mark.parametrize(
+    ("language", "said"),
+    [
+        ("en", ["chunks of 1,024", "without graphs", "against 1 client", "own=x"]),
+        ("zh", ["块 1,024", "不用图", "对比：1 个客户端", "own=x"]),
+    ],
+)
+def test_conditions_are_said_in_words_and_an_unknown_one_stays(language, said):
+    assert claim_words.conditions("chunk=1024;graphs=off;over_c=1;own=x", language) == said
 
 
 ENGLISH = re.compile(r"(?:\b[A-Za-z][a-z']+\b[ ,]+){3,}[A-Za-z][a-z']+")

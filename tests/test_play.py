@@ -201,3 +201,12 @@ def test_the_notebooks_run_where_nothing_can_be_started(name, monkeypatch):
     assert names.get("session") is None
     if name == "formulas":
         assert (names["compared"]["verdict"] == "moved").any()
+
+
+def test_fleets_of_different_size_can_be_told_apart():
+    axis = sliders.static("hit_ratio", "article").axes[0]
+    looks = {line.get_label(): (line.get_markerfacecolor(), line.get_color()) for line in axis.lines}
+    fleets = {
+        label: look for label, look in looks.items() if "workers" in label and "," in label and "at best" not in label
+    }
+    assert len(fleets) >= 4 and len(set(fleets.values())) == len(fleets)

@@ -1,6 +1,6 @@
 import pytest
 
-from kvlab import engine, geometry, load_grid, overview, predict
+from kvlab import engine, geometry, load_grid, overview, predict, profile_file
 from kvlab.errors import ConfigError
 from kvlab.profile import FOLDER, Variant, built_in, check_fits, choose, load_profile
 from kvlab.provenance import Hardware
@@ -236,3 +236,9 @@ def test_names_that_are_no_paths_stay_names(own):
 def test_a_point_has_at_least_so_many_requests():
     shape = load_grid.Shape(input_tokens=1, output_tokens=1, concurrency=(1, 8), rounds=2, min_requests=3)
     assert [shape.requests(c) for c in shape.concurrency] == [3, 16]
+
+
+def test_a_profile_may_begin_with_the_mark_of_its_encoding(tmp_path):
+    text = (profile_file.FOLDER / "cpu-tiny.toml").read_text(encoding="utf-8")
+    (tmp_path / "own.toml").write_text("\ufeff" + text, encoding="utf-8")
+    assert profile_file.read(str(tmp_path / "own.toml"))[1]["name"] == "cpu-tiny"

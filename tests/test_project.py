@@ -1,5 +1,6 @@
 """What the project says of itself: one list of dependencies, targets that exist, modules that can be read."""
 
+import ast
 import importlib.util
 import re
 import shutil
@@ -156,6 +157,21 @@ def test_the_readme_shows_two_commands_first_and_the_citation_names_both_article
 def test_modules_stay_readable():
     long = {path.name: n for path in (ROOT / "kvlab").glob("*.py") if (n := len(path.read_text().splitlines())) > 350}
     assert not long
+
+
+def test_text_files_have_one_encoding_wherever_they_are_read():
+    """What a locale says, such as GBK or Latin-1, is no encoding of ours."""
+    named = re.compile(r"""encoding=|\(["']utf-8["']""")
+    bare = []
+    for path in [*(ROOT / "kvlab").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                whose, name = ast.unparse(node.func.value), node.func.attr
+                if name in ("read_text", "write_text") and whose not in ("store", "files", "perplexity"):
+                    call = ast.unparse(node)
+                    bare += [] if named.search(call) else [f"{path.name}:{node.lineno}: {call}"]
+    assert not bare
 
 
 def test_no_text_names_a_folder_of_its_author():

@@ -32,6 +32,7 @@ def writer(tmp_path, monkeypatch):
             claims.claim("load", "fit", {"in": 2048}, computed=10.1, unit="requests"),
             claims.claim("load", "change", {"c": 1}, measured=-0.2, ci=(-0.3, -0.1), unit="ratio"),
             claims.claim("load", "change", {"c": 2}, measured=0.02, ci=(-0.3, 0.4), unit="ratio"),
+            claims.claim("load", "ratio", {"c": 8}, measured=2.5, ci=(1.5, 3.5), unit="x"),
             claims.claim("load", "p95_s", {"c": 8}, unit="s", reason="n too small <4>"),
             claims.claim("load", "later", {"c": 8}, computed=2, unit="s", reason="no GPU yet"),
             claims.claim("load", "nothing", measured=0, unit="count"),
@@ -67,6 +68,7 @@ def said(body, writer, notes=None):
         ("h200 load near | pair", "2 ppl → 2 ppl (+0.0%)"),
         ("h200 load change c=1 | pair", "-20 %"),  # a relative change has no residual
         ("h200 load ttft_s c=8 | interval", "400 ms … 600 ms"),
+        ("h200 load ratio c=8 | interval", "1.5× … 3.5×"),
         ("h200 load tok_s c=8 | interval", "no interval"),
         ("h200 load tok_s c=8 / article load tok_s c=8", "3×"),
         ("h200 load tok_s c=16 / h200 load tok_s c=8 | percent", "-50%"),

@@ -284,3 +284,15 @@ def test_a_formula_that_goes_on_beyond_the_screen_shows_it():
     """A phone hides scrollbars: a shadow at the edge (`scroll`) that the text's end covers (`local`)."""
     (rule,) = re.findall(r"^pre \{([^}]*)\}", report.style(), re.M)
     assert rule.count(" local") == 2 == rule.count(" scroll,") and "scrollbar-width" in rule
+
+
+def test_where_nothing_was_measured_the_figure_of_a_machine_with_the_same_engine_stands_in():
+    engines = {"x2": "cuda", "cpu": "cpu", "h200": "cuda", "article": None}
+    said = report.likest_first("x2", ["article", "cpu", "h200"], lambda name: {"engine": engines[name]})
+    assert said == ["h200", "article", "cpu"]
+
+
+def test_a_long_name_may_break_behind_its_underscores_and_a_number_nowhere():
+    parts = report._template().environment.get_template("report_parts.html")
+    said = parts.make_module({"w": {}}).breakable("max_num_seqs=16, in=512 <")
+    assert said == "max_<wbr>num_<wbr>seqs=16, in=512 &lt;"

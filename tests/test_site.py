@@ -1,13 +1,15 @@
 """The report as pages: complete, linked, nothing left of an earlier build, nothing lost by a failed one."""
 
+import errno
+import os
 import re
 from pathlib import Path
 
 import pytest
 from test_report import small_machine
 
-from kvlab import pages, plot_small, prose, run, site
-from kvlab.errors import ConfigError
+from kvlab import files, pages, plot_small, prose, report, run, site
+from kvlab.errors import ConfigError, StoreError
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,38 @@ def test_a_build_leaves_nothing_of_an_earlier_one_and_a_failed_one_leaves_all(tm
     with pytest.raises(prose.ProseError):
         site.build("mine", folder)
     assert (folder / "index.html").is_file()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_build_that_ends_in_the_middle_leaves_the_site_that_was(tmp_path, monkeypatch, killed):
+    small_machine()
+    folder = tmp_path / "site"
+    site.build("mine", folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    written = iter(range(5))
+    monkeypatch.setattr(report, "render", lambda page: str(next(written)) if killed else full())
+    if killed:  # nothing is tidied up then
+        monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)
+    with pytest.raises((StoreError, StopIteration)):
+        site.build("mine", folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    monkeypatch.undo()
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(plot_small, "draw", lambda *_: "")
+    site.build("mine", folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"site", "data", "figures", ".lock"}
+
+
+def full():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_file_in_the_place_of_the_site_is_told_and_kept(tmp_path):
+    small_machine()
+    (tmp_path / "site").write_text("mine")
+    with pytest.raises(StoreError, match="a file stands where a folder is needed"):
+        site.build("mine", tmp_path / "site")
+    assert (tmp_path / "site").read_text() == "mine"
 
 
 def fail(*_):

@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks" / "workshop"
 EXERCISES = workshop_check.exercises(FOLDER)
 PARTS = workshop.parts()
+VAST = pytest.param(10**5000, id="more digits than Python writes out")
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +189,13 @@ def test_the_check_fails_on_a_question_that_nothing_checks_and_on_a_missing_solu
     assert workshop_check.main([tmp_path / "solutions"]) == 1  # no exercises at all
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", "{}"])
+def test_the_check_names_an_exercise_that_cannot_be_read(tmp_path, capsys, text):
+    (tmp_path / "01_small.ipynb").write_text(text)
+    assert workshop_check.main([tmp_path]) == 1
+    assert "01_small.ipynb cannot be read" in capsys.readouterr().out
+
+
 # -- the checker --------------------------------------------------------------------------------------------------
 
 
@@ -320,10 +328,12 @@ def test_the_right_letters_follow_no_pattern():
     assert len(set(right)) > 2
 
 
-@pytest.mark.parametrize("answer", ["114688", "114,688", True, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize(
+    "answer", ["114688", "114,688", True, float("nan"), float("inf"), [1], 10**400, VAST, "x" * 9999, "9" * 9999]
+)
 def test_what_is_no_number_is_told(answer):
     state, text = said("1.predict", answer)
-    assert state == WRONG and "plain number" in text
+    assert state == WRONG and "plain number" in text and len(text) < 300
 
 
 @pytest.mark.parametrize(
@@ -344,7 +354,7 @@ def test_what_is_nearly_a_number_is_written_out(answer, better):
     assert said("1.predict", answer)[1].endswith(f": write {better}.")
 
 
-@pytest.mark.parametrize("answer", ["many", "", (), (1.5, 2), [114, "x"], "1,2,3", {"a": 1}])
+@pytest.mark.parametrize("answer", ["many", "", (), (1.5, 2), [114, "x"], VAST, "1,2,3", {"a": 1}])
 def test_what_is_nowhere_near_a_number_is_only_told(answer):
     assert said("1.predict", answer)[0] == WRONG and "write" not in said("1.predict", answer)[1]
 

@@ -109,7 +109,7 @@ def measure(tool: Tool, s: Scenario) -> dict[str, Any]:
 def _run(tool: Tool, ask: Ask) -> tuple[Watch, str | None]:
     """Runs the tool on its core; why it failed, or None."""
     log = ask.folder / "out.txt"
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
             [*pinned(CLIENT_CORE), *tool.command(ask)],
             stdout=file,
@@ -129,7 +129,7 @@ def _run(tool: Tool, ask: Ask) -> tuple[Watch, str | None]:
             process.wait()
             watch.stop()
     if status:
-        tail = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+        tail = " | ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:])
         return watch, f"{status}: {tail[-300:]}"
     return watch, None
 
@@ -236,7 +236,7 @@ def _measured(tool: Tool, s: Scenario) -> dict[str, Any]:
 def _before(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(rows, repeats) that are stored there and were measured on this processor."""
     try:
-        about = json.loads(out.with_suffix(".json").read_text())
+        about = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
         same = about["cpu"] == _cpu() and about["cores"] == os.cpu_count()
         return (pd.read_csv(out).to_dict("records"), about["repeats"]) if same else ([], {})
     except (OSError, ValueError, LookupError, TypeError):
@@ -268,7 +268,7 @@ def _write(out: Path, tools, scenarios, found, before, about) -> None:
 
 
 def _cpu() -> str | None:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if "model name" in line), None)
 
 

@@ -82,7 +82,7 @@ def measure(processes: int, s: Scenario, cores: list[int]) -> dict[str, Any]:
         used = watch.cpu[-1] + sum(found["cpu_s"] for found in stats)
         others = (machine_cpu_s() - busy - used) / ((time.monotonic() - began) * os.cpu_count())
         arrivals = sorted(at for server in servers for at in server.arrivals_s())[-s.streams * s.rounds :]
-        result = json.loads(out.read_text())
+        result = json.loads(out.read_text(encoding="utf-8"))
     found = rates(arrivals, watch, s) | {"server_late_p99_s": max(one["late_p99_s"] for one in stats)}
     found["server_core_share"] = max(one["cpu_s"] for one in stats) / (arrivals[-1] - arrivals[0])
     if s.known:

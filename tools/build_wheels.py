@@ -47,7 +47,7 @@ def check(wheels: Path) -> None:
 
 def build_requirements() -> list[str]:
     """What pyproject.toml needs to be built."""
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
 
 
 def main() -> int:

@@ -96,4 +96,4 @@ def with_table(text: str) -> str:
 
 if __name__ == "__main__":
     readme = Path(__file__).parent.parent / "README.md"
-    store.write_text(readme, with_table(readme.read_text()))
+    store.write_text(readme, with_table(readme.read_text(encoding="utf-8")))

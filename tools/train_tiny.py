@@ -270,12 +270,12 @@ def read_source(source: Source) -> list[dict]:
     cache = WORK / "text" / f"{source.package}.jsonl"
     if not cache.exists():
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with open(cache.with_suffix(".part"), "w") as out:
+        with open(cache.with_suffix(".part"), "w", encoding="utf-8") as out:
             for name, paragraphs in tqdm(READERS[source.reader](fetch(source), source), desc=source.package):
                 if sum(len(p.split()) for p in paragraphs) >= 100:
                     out.write(json.dumps({"name": name, "paragraphs": paragraphs}) + "\n")
         cache.with_suffix(".part").rename(cache)
-    return [json.loads(line) for line in open(cache)]
+    return [json.loads(line) for line in open(cache, encoding="utf-8")]
 
 
 def hash_of(package: str, name: str) -> str:
@@ -315,7 +315,7 @@ def data(args: argparse.Namespace) -> None:
     first = sorted((r for r in rows if r[2]), key=lambda r: hash_of(r[0], r[1]["name"]))
     seen: set[str] = set()
     protected: set[int] = set()
-    with open(WORK / "documents.jsonl", "w") as out:
+    with open(WORK / "documents.jsonl", "w", encoding="utf-8") as out:
         for package, document, heldout in tqdm(first + [r for r in rows if not r[2]], desc="documents"):
             kept = [p for p in document["paragraphs"] if p not in seen and (heldout or not shingles(p) & protected)]
             seen.update(p for p in kept if len(p) > 40)
@@ -329,7 +329,7 @@ def data(args: argparse.Namespace) -> None:
 
 
 def load_documents() -> list[dict]:
-    return [json.loads(line) for line in open(WORK / "documents.jsonl")]
+    return [json.loads(line) for line in open(WORK / "documents.jsonl", encoding="utf-8")]
 
 
 def train_tokenizer(texts: list[str]):
@@ -362,7 +362,7 @@ def tokenizer(args: argparse.Namespace) -> None:
             counts[document["package"]] = counts.get(document["package"], 0) + len(ids)
             np.array(ids, dtype=np.uint16).tofile(out)
     rows = [describe_source(s, documents, counts, made) for s in SOURCES]
-    (TINY / "sources.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (TINY / "sources.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def describe_source(source: Source, documents: list[dict], counts: dict[str, int], made) -> dict:
@@ -519,7 +519,7 @@ def start(args: argparse.Namespace, device: str):
     import torch
 
     torch.manual_seed(args.seed)
-    model = make_model(json.loads((TINY / "config.json").read_text())).to(device)
+    model = make_model(json.loads((TINY / "config.json").read_text(encoding="utf-8"))).to(device)
     groups = [
         {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": args.decay},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -584,7 +584,7 @@ def train(args: argparse.Namespace) -> None:
             bar.write("step {} tokens {} rate {:.5f} train {:.4f} held-out {:.4f} {:.0f} s".format(*point))
         if last or run.step % (args.every * 10) == 0:
             save(args.out / "checkpoint.pt", raw, optimizer, run)
-    with open(args.out / "training.csv", "w", newline="") as out:
+    with open(args.out / "training.csv", "w", encoding="utf-8", newline="") as out:
         out.write("step,tokens,learning_rate,train_nll,heldout_nll,seconds\n")
         out.writelines("{},{},{:.6f},{:.4f},{:.4f},{:.1f}\n".format(*point) for point in run.curve)
 
@@ -661,7 +661,7 @@ def facts() -> dict[str, str]:
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32, attn_implementation="sdpa").eval()
     training = np.fromfile(WORK / "stream" / "train.bin", dtype=np.uint16)
     full, unigram = window_nll(model, tokens, 2048), unigram_nll(tokens, training, made.get_vocab_size())
-    last = list(csv.DictReader((TINY / "training.csv").read_text().splitlines()))[-1]
+    last = list(csv.DictReader((TINY / "training.csv").read_text(encoding="utf-8").splitlines()))[-1]
     prompts = ["It was a truth which she", "The server reads the configuration file and", "Blessed is the man who"]
     return {
         "parameters": f"{sum(p.numel() for p in model.parameters())}",
@@ -686,7 +686,7 @@ def source_table() -> str:
         "| package | version | licence of the text | what | training tokens | held-out tokens |",
         "|---|---|---|---|---|---|",
     ]
-    for s in json.loads((TINY / "sources.json").read_text()):
+    for s in json.loads((TINY / "sources.json").read_text(encoding="utf-8")):
         rows.append(
             f"| `{s['package']}` | {s['version']} | {s['licence']} | {s['what']} | {s['training_tokens']:,} "
             f"| {s['heldout_tokens']:,} |"
@@ -700,9 +700,9 @@ def check(args: argparse.Namespace) -> None:
     print(lines)
     if args.write:
         card = TINY / "MODEL_CARD.md"
-        body = card.read_text().split("---\n", 2)[2]
+        body = card.read_text(encoding="utf-8").split("---\n", 2)[2]
         body = re.sub(r"(?<=<!-- sources -->\n).*(?=\n<!-- end -->)", lambda _: source_table(), body, flags=re.S)
-        card.write_text(f"---\n{lines}\n---\n{body}")
+        card.write_text(f"---\n{lines}\n---\n{body}", encoding="utf-8")
 
 
 def main() -> None:

@@ -49,7 +49,8 @@ static void take(Stream *s, double t, char *buffer, ssize_t size) {
   int over = 0, found = count(buffer, size, &over);
   if (over) found--;  // the usage
   if (found > 0) {
-    if (s->events == 0) ttfts[n_ttft++] = t - s->start; else gaps[n_gap++] = t - s->last;
+    if (s->events == 0) ttfts[n_ttft++] = t - s->start;
+    else if (s->events > 1) gaps[n_gap++] = t - s->last;  // the first gap is longer on purpose
     for (int i = 1; i < found; i++) gaps[n_gap++] = 0;
     s->events += found, n_events += found, s->last = t;
   }

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gaps import later_gaps_s
 from null import compiled
 
 from kvlab import __version__, foreign, tiny
 from kvlab.engine import cache_dir
-from kvlab.rows import itl_s
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -157,13 +157,13 @@ def quantiles(values: Any) -> tuple[float | None, float | None]:
 def _foreign(path: Path) -> dict[str, Any]:
     rows = foreign.read(path)[0].requests()
     ok = rows[rows["ok"]]
-    ttft, itl = quantiles(ok["ttft_s"].dropna()), quantiles(itl_s(ok))
+    ttft, itl = quantiles(ok["ttft_s"].dropna()), quantiles(later_gaps_s(ok))
     found = {"requests": len(rows), "failures": int((~rows["ok"]).sum())}
     return found | {"ttft_p50_s": ttft[0], "ttft_p99_s": ttft[1], "itl_p50_s": itl[0], "itl_p99_s": itl[1]}
 
 
 def _json(ask: Ask, name: str) -> dict[str, Any]:
-    return json.loads((ask.folder / name).read_text())
+    return json.loads((ask.folder / name).read_text(encoding="utf-8"))
 
 
 VLLM, GUIDELLM, AIPERF = "0.31.0", "0.8.1", "0.13.0"

@@ -7,11 +7,12 @@ import json
 import sys
 
 import numpy as np
+from gaps import later_gaps_s
 
 from kvlab.client import Endpoint
 from kvlab.config import LoadConfig
 from kvlab.load import run_load
-from kvlab.rows import itl_s, measured_rows
+from kvlab.rows import measured_rows
 from kvlab.service import Service
 
 
@@ -28,14 +29,14 @@ def main() -> None:
     result = run_load(Service(servers, "round_robin"), load, nonce=1, progress=False)
     rows = measured_rows(result.requests)
     ok = rows[rows["ok"]]
-    ttft, itl = ok["ttft_s"].astype(float), itl_s(ok)
+    ttft, itl = ok["ttft_s"].astype(float), later_gaps_s(ok)
     found = {"requests": len(rows), "failures": int((~rows["ok"]).sum()), "distinct": int(rows["request"].nunique())}
     for name, values in (("ttft", ttft), ("itl", itl)):
         found |= {f"{name}_p{q}_s": float(np.quantile(values, q / 100)) for q in (50, 99)}
     found["certificate"] = {k: v for k, v in result.certificate.items() if not isinstance(v, list)}
     found["rows_of_processes"] = result.certificate["rows_of_processes"]
     found["problems"] = result.certificate["problems"]
-    with open(out, "w") as file:
+    with open(out, "w", encoding="utf-8") as file:
         json.dump(found, file)
 
 

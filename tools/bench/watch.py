@@ -20,7 +20,7 @@ def tree(root: int) -> tuple[float, int]:
         if not entry.name.isdigit():
             continue
         try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            fields = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         except OSError:
             continue
         parents[int(entry.name)] = int(fields[1])
@@ -64,6 +64,6 @@ class Watch(threading.Thread):
 
 def machine_cpu_s() -> float:
     """CPU time that the whole machine has used since its start, in s."""
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    fields = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
     user, nice, system, _, _, irq, softirq = map(int, fields[:7])
     return (user + nice + system + irq + softirq) * TICK_S
