@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from kvlab import predict
+
 if TYPE_CHECKING:
     from kvlab.claims import Claim
 
@@ -73,6 +75,12 @@ def number(value: Any, unit: str) -> str:
     if unit == "count":
         return digits(value)
     return f"{digits(value)} {unit}"
+
+
+def usable_tokens(blocks: int, block_size: int) -> str:
+    """What requests can hold of a pool, beside what vLLM's log counts: `9,344 of 9,360 tokens; one block is ...`."""
+    usable = predict.capacity_tokens(blocks, block_size)
+    return f"{usable:,} of {blocks * block_size:,} tokens; one block is vLLM's null block"
 
 
 def digits(value: float) -> str:

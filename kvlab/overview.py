@@ -152,8 +152,8 @@ def prediction(
         (f"KV bytes per token{rank}", f"{per_token:,.0f}"),
         *(pool.rows if pool else []),
         ("pool, estimated" if pool else "pool", f"{int(kv_bytes):,} bytes ({kv_bytes / 2**30:.2f} GiB)"),
-        ("blocks, one of them reserved", f"{blocks:,} of {block_size} tokens"),
-        ("capacity", f"{predict.capacity_tokens(blocks, block_size):,} tokens"),
+        ("blocks", f"{blocks:,} of {block_size} tokens"),
+        ("usable", display.usable_tokens(blocks, block_size)),
         (f"requests of {input_tokens} + {output_tokens} that fit", display.fit(low, high)),
     ]
     lines = [f"{name:<44} {value}" for name, value in rows]

@@ -39,7 +39,7 @@ def capacity(
     kv_bytes: float | None = None,
     tensor_parallel: int = 1,
 ) -> Figure:
-    """Tokens that the pool holds, and how many requests fit. `kv_bytes`: bytes of a KV element, null the model's own.
+    """Tokens that requests can hold, and how many requests fit. `kv_bytes`: of a KV element, null the model's own.
 
     A model for which the formula does not apply gives a picture that says so.
     """
@@ -50,8 +50,9 @@ def capacity(
     blocks = predict.num_blocks(int(pool_gib * GIB), per_token, block_size)
     tokens = predict.capacity_tokens(blocks, block_size)
     fit = predict.requests_that_fit(blocks, input_tokens, output_tokens, block_size)
+    usable = display.usable_tokens(blocks, block_size).replace("; ", ";\n")  # a line is as wide as its panel
     titles = [
-        f"{shape.name}: {display.digits(per_token)} bytes a token",
+        f"{shape.name}: {display.digits(per_token)} bytes a token\nusable: {usable}",
         f"{input_tokens:,} + {output_tokens:,} tokens, requests that fit: {display.fit(*fit)}",
     ]
     figure, (left, right) = plot.panels(2, titles=titles, width=5.2)
@@ -66,23 +67,21 @@ def _capacity_axis(axis: Axes, per_token: float, block_size: int, pool_gib: floa
     held = [predict.num_blocks(int(p * GIB), per_token, block_size) for p in pools]
     plot.computed_line(axis, pools, [predict.capacity_tokens(b, block_size) for b in held], "this model, computed")
     axis.plot([pool_gib], [tokens], "*", ms=15, color=plot.LIMIT, mec=plot.COMPUTED, zorder=6, label="your values")
-    axis.annotate(f"{tokens:,} tokens", (pool_gib, tokens), xytext=(10, -14), textcoords="offset points")
-    for machine, pool, capacity_tokens, kv_dtype in capacity_points():
+    axis.annotate(f"{tokens:,} usable", (pool_gib, tokens), xytext=(10, -14), textcoords="offset points")
+    for machine, pool, usable, kv_dtype in capacity_points():
         fp8 = kv_dtype.startswith("fp8")  # half the bytes a token or less: above the line of its own model
-        _point(
-            axis, machine, [pool], [capacity_tokens], f"{machine}, fp8 KV" if fp8 else "", fill="left" if fp8 else ""
-        )
+        _point(axis, machine, [pool], [usable], f"{machine}, fp8 KV" if fp8 else "", fill="left" if fp8 else "")
     axis.set_xlabel("KV pool, GiB")
-    axis.set_ylabel("tokens")
+    axis.set_ylabel("usable tokens")
     plot.plain_log_x(axis)
     plot.plain_log_y(axis)
 
 
 def capacity_points() -> Iterator[tuple[str, float, float, str]]:
-    """(machine, pool in GiB, tokens, KV type or ""): bytes per token x tokens is the pool.
+    """(machine, pool in GiB, usable tokens, KV type or ""): bytes per token x all tokens is the pool.
 
-    The article gives only the tokens. Its pool is what the formula says for them, so that its points lie on the line
-    of its model by construction.
+    The null block is not usable. The article gives only the tokens: its pool is what the formula says for them, so that
+    its points lie on the line of its model by construction.
     """
     article = {"bf16": 2, "fp8": 1}
     for machine in machines():
@@ -92,7 +91,7 @@ def capacity_points() -> Iterator[tuple[str, float, float, str]]:
             if machine == ARTICLE and where.get("kv_dtype") in article:
                 per_token = predict.kv_bytes_per_token(geometry.load("Qwen3-1.7B"), article[where["kv_dtype"]])
             if per_token and not pd.isna(row["measured"]):
-                yield machine, row["measured"] * per_token / GIB, row["measured"], where.get("kv_dtype", "")
+                yield machine, row["measured"] * per_token / GIB, row["measured"] - row["x"], where.get("kv_dtype", "")
 
 
 def _fit_axis(axis: Axes, blocks: int, block_size: int, input_tokens: int, output_tokens: int) -> None:
@@ -184,7 +183,7 @@ def _loads(axis: Axes, quantity: str, factor: float, input_tokens: int, output_t
 
 
 def hit_ratio(
-    pool_tokens: int = 9_344,
+    pool_tokens: int = 9_360,
     block_size: int = 16,
     prefix_tokens: int = 2000,
     tail_tokens: int = 300,
@@ -195,7 +194,7 @@ def hit_ratio(
 
     C / K; what a least-recently-used cache gives one request at a time; and the bound with routing by prefix.
     """
-    usable = pool_tokens // block_size
+    usable = predict.usable_blocks(pool_tokens // block_size)
     prefix = prefix_tokens // block_size
     whole = predict.blocks_per_request(prefix_tokens + tail_tokens, output_tokens, block_size)
     fit = hits.prefixes_that_fit(usable, whole)

@@ -160,8 +160,8 @@ def what_if(
     rows = [
         ("attention", shape.structure),
         ("KV bytes per token" + (" and rank" if tensor_parallel > 1 else ""), f"{per_token:,.0f}"),
-        ("blocks, one of them reserved", f"{blocks:,} of {block_size} tokens"),
-        ("tokens that the pool holds", f"{predict.capacity_tokens(blocks, block_size):,}"),
+        ("blocks", f"{blocks:,} of {block_size} tokens"),
+        ("usable", display.usable_tokens(blocks, block_size)),
         (f"requests of {input_tokens:,} + {output_tokens:,} that fit", display.fit(*fit)),
         ("longest single request", f"{min(longest, shape.max_len or longest):,} tokens"),
         ("weights, in 16 bits", f"{weights / 2**30:.2f} GiB" if weights else "not modelled for this architecture"),

@@ -29,7 +29,7 @@ class Control(NamedTuple):
 
 
 POOL_GIB = Control("pool_gib", "KV pool, GiB", 0.01, 1000, log=True, whole=False)
-POOL_TOKENS = Control("pool_tokens", "KV pool, tokens", 1000, 1e6, log=True)
+POOL_TOKENS = Control("pool_tokens", "KV pool, all blocks, tokens", 1000, 1e6, log=True)
 BLOCK = Control("block_size", "block, tokens", 8, 128)
 INPUT = Control("input_tokens", "input, tokens", 16, 8192)
 OUTPUT = Control("output_tokens", "output, tokens", 1, 2048)

@@ -20,14 +20,26 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown, display
 
-from kvlab import beside, claims, measure, profile, store
+from kvlab import beside, claims, measure, profile, store, workshop_number
 from kvlab.claims import parse_conditions
 from kvlab.errors import ConfigError, KvlabError
+from kvlab.workshop_number import CLOSE
 
 LEVELS = {"predict": "all", "explain": "all", "most": "most", "stretch": "stretch"}
 MACHINE = "cpu-tiny"  # committed, and every exercise can be decided by its data
-CLOSE = 0.005  # how near an answer must be to a known wrong one to be taken for it
 PASSED, WRONG, UNANSWERED, UNDECIDED = "passed", "wrong", "unanswered", "undecided"
+NOTEBOOKS = {  # exercise: the section's notebook that teaches it
+    "1": "01_kv_capacity",
+    "2": "01_kv_capacity",
+    "3": "02_load",
+    "4": "03_preemption",
+    "5": "04_max_num_seqs",
+    "6": "05_fp8_kv",
+    "7": "06_prefix_cache",
+    "8": "10_service_hit_rate",
+    "9": "07_chunked_prefill",
+    "10": "13_repeatability",
+}
 MARKS = {PASSED: "✓", WRONG: "✗", UNANSWERED: "…", UNDECIDED: "?"}
 
 
@@ -151,6 +163,12 @@ def part(name: str) -> Number | Choice:
     return known[name]
 
 
+def link(name: str) -> str:
+    """The section's notebook behind a question, as a link from the folder of the exercises."""
+    notebook = NOTEBOOKS[name.partition(".")[0]]
+    return f"[{notebook}](../{notebook}.ipynb)"
+
+
 def ask(name: str) -> None:
     """Shows a question: for a choice its statements with their letters."""
     asked = part(name)
@@ -188,7 +206,10 @@ def judge(name: str, answer: Any, machine: str = MACHINE) -> Verdict:
     if answer is None:
         return Verdict(name, UNANSWERED, "write your answer into the cell above, then run both cells again.")
     try:
-        state, message = (_choice if isinstance(asked, Choice) else _number)(asked, answer, facts)
+        if isinstance(asked, Choice):
+            state, message = _choice(asked, answer, facts)
+        else:
+            state, message = _number(name, asked, answer, facts)
     except Undecided as error:
         return Verdict(name, UNDECIDED, str(error).replace("\n", " "))
     return Verdict(name, state, message)
@@ -205,17 +226,17 @@ def _choice(asked: Choice, answer: Any, facts: Facts) -> tuple[str, str]:
     return WRONG, asked.options[letters.index(letter)][2]
 
 
-def _number(asked: Number, answer: Any, facts: Facts) -> tuple[str, str]:
+def _number(name: str, asked: Number, answer: Any, facts: Facts) -> tuple[str, str]:
     if isinstance(answer, bool) or not isinstance(answer, numbers.Real) or not _finite(answer):
-        return WRONG, f"answer with a plain number, such as 12 or 0.5 ({asked.unit}); you wrote {_short(answer)}."
+        better = workshop_number.rewritten(answer)
+        plain = f"answer with a plain number, such as 12 or 0.5 ({asked.unit}), thousands as 12_000 or without any sign"
+        return WRONG, f"{plain}; you wrote {_short(answer)}" + (f": write {better}." if better else ".")
     low, high = asked.ends(facts)
     if low <= answer <= high:
         return PASSED, f"right. {asked.because}".strip()
     known = [(fact(facts), why) for fact, why in asked.wrong]
-    met = [why for value, why in known if not low <= value <= high and _near(answer, value)]
-    if met:
-        return WRONG, "this is " + "; or ".join(dict.fromkeys(met)) + "."
-    return WRONG, _scaled(answer, low, high, asked.unit) or _far(answer, low, high, asked.unit)
+    slack = CLOSE if callable(asked.accept) else asked.accept
+    return WRONG, workshop_number.confusion(answer, low, high, asked.unit, known, slack, link(name))
 
 
 def _finite(answer: numbers.Real) -> bool:
@@ -227,60 +248,25 @@ def _finite(answer: numbers.Real) -> bool:
 
 def _short(answer: Any) -> str:
     """What was written, as a sentence can hold it."""
-    said = " ".join(repr(answer).split())
+    try:
+        said = " ".join(repr(answer).split())
+    except ValueError:  # a whole number with more digits than Python writes out
+        said = "a number of thousands of digits"
     return said if len(said) <= 80 else f"{said[:77]}..."
 
 
-def _near(answer: float, value: float) -> bool:
-    return math.isclose(answer, value, rel_tol=CLOSE, abs_tol=1e-9)
+def after(name: str, show: Callable[[], Any], look: bool = False) -> Any:
+    """What `show` returns, once the question of that id was answered, right or wrong; `look`: at once.
 
-
-SCALES = {  # answer / right: what was taken for what
-    1.024: "KiB for kB: 1,024 against 1,000",
-    1.048576: "MiB for MB: 1,048,576 against 1,000,000",
-    1.073741824: "GiB for GB: 2^30 against 10^9",
-    8: "bits for bytes",
-    1000: "thousands: look at the unit (ms against s, kB against bytes)",
-    1024: "1,024s: look at the unit (KiB against bytes)",
-    1e6: "millions: look at the unit (MB against bytes, µs against s)",
-    2**20: "MiB against bytes",
-    1e9: "billions: look at the unit (GB against bytes)",
-    2**30: "GiB against bytes",
-    100: "percent against a ratio",
-    2: "a factor of two: something counts twice, or was left out once",
-}
-
-
-COUNTED = ("loads", "requests", "clients", "repeats", "numbers")  # things, which nobody confuses with bits or seconds
-WITHOUT_UNIT = ("times", "ratio")
-
-
-def _scaled(answer: float, low: float, high: float, unit: str) -> str:
-    if answer <= 0 or low <= 0:
-        return ""
-    kept = {2} if unit in COUNTED else {2, 100} if unit in WITHOUT_UNIT else SCALES
-    for scale, why in SCALES.items():
-        if scale not in kept:
-            continue
-        slack = CLOSE / 5 if scale < 2 else CLOSE
-        for factor in (scale, 1 / scale):
-            if low * factor * (1 - slack) <= answer <= high * factor * (1 + slack):
-                return f"the number is off by {why}."
-    return ""
-
-
-def _far(answer: float, low: float, high: float, unit: str) -> str:
-    nearest = low if answer < low else high
-    side = "too low" if answer < low else "too high"
-    if answer <= 0 or nearest <= 0:
-        return f"{side}: look at the formula in the section's notebook again."
-    factor = max(answer / nearest, nearest / answer)
-    if factor < 1.1:
-        return f"{side}, but near: a rounding to whole blocks, the null block, or one token more or less?"
-    size = "less than twice" if factor < 2 else "a few times" if factor < 10 else "far"
-    if unit in COUNTED:
-        return f"{side}, {size}. Go through what is given one by one: which of them does the question ask for?"
-    return f"{side}, {size}. Write the formula down with its units, then put the numbers in."
+    Before that nothing is computed, and how to go on is shown. ConfigError names the known questions.
+    """
+    part(name)
+    verdict = _verdicts.get(name)
+    if look or (verdict and verdict.state != UNANSWERED):
+        return show()
+    again = "Answer it above, run its check, then this cell again"
+    display(Markdown(f"**Predict first**: {name} is not answered yet. {again}; or set `LOOK = True` at the top."))
+    return None
 
 
 def claims_of(machine: str, section: str, *quantities: str) -> pd.DataFrame:
@@ -299,9 +285,10 @@ def verdicts() -> dict[str, Verdict]:
 
 
 def progress() -> None:
-    """Shows the verdicts of this kernel, by level."""
+    """Shows the verdicts of this kernel, in the order of the page. Over all exercises: `workshop_progress`."""
     lines = ["| question | level | |", "|---|---|---|"]
-    for name, verdict in sorted(_verdicts.items()):
+    order = list(parts())
+    for name, verdict in sorted(_verdicts.items(), key=lambda found: order.index(found[0])):
         lines.append(f"| {name} | {LEVELS[name.partition('.')[2]]} | {MARKS[verdict.state]} {verdict.state} |")
     passed = sum(verdict.state == PASSED for verdict in _verdicts.values())
     display(Markdown("\n".join([*lines, "", f"{passed} of {len(_verdicts)} pass."])))

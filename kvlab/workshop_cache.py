@@ -230,6 +230,8 @@ HITS = {
             ),
             (lambda f: 1, "all of them, as if each request went to the worker that has its prefix: nobody routes here"),
             (lambda f: 1 / KINDS, "1/K, as if a worker held one prefix"),
+            (lambda f: _held(), "what one worker holds; the question asks for a share of the requests"),
+            (lambda f: KINDS / _held(), "the other way round: the share that finds its prefix is at most 1"),
             (
                 lambda f: min(1, _usable() / 125 / KINDS),
                 "what room for the prefixes alone gives: tails take blocks too",
@@ -261,10 +263,12 @@ HITS = {
     ),
     "8.most": Number(
         "How many requests' worth of blocks does one worker hold (1 GiB, Qwen3-0.6B, 2,000 + 300 tokens, 64 "
-        "out, blocks of 16)?",
-        "requests",
+        "out, blocks of 16)? Give the fraction, to two decimals.",
+        "requests' worth",
         lambda f: _held(),
         (
+            (lambda f: math.floor(_held()), "rounded to whole requests: the question asks for the fraction"),
+            (lambda f: math.ceil(_held()), "rounded to whole requests: the question asks for the fraction"),
             (lambda f: _usable() / (2000 // BLOCK), "prefixes alone: each request's tail and output take blocks too"),
             (lambda f: _held() * WORKERS, "what all workers hold together: a request sees one of them"),
             (lambda f: _usable() * BLOCK / 2300, "tokens ÷ input: count the blocks at the end, output included"),

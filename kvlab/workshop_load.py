@@ -70,7 +70,7 @@ LOAD = {
         because="Beyond the requests that fit, more clients bring a longer queue and no more tokens.",
     ),
     "3.explain": Choice(
-        "Which limit puts the knee of your machine's first load where it is? (The section's notebook names it.)",
+        "Which limit puts the knee of your machine's first load where it is? (Run names it, in the claim knee_low.)",
         (
             (
                 "the KV pool: it is full there",
@@ -217,8 +217,9 @@ PREEMPTION = {
     ),
     "4.stretch": Number(
         "From how many clients on does the first of the loads preempt anybody, with two requests a client? "
-        "Ask the block "
-        "account: `blocks.closed_loop`.",
+        "Ask the block account, `blocks.closed_loop(engine, clients, jobs).preemptions`: the engine is "
+        "`blocks.engine_of(server, usable)`, and jobs is a list with one "
+        "`blocks.Job(point.input_tokens, point.output_tokens)` a request.",
         "clients",
         _first_preemption,
         (

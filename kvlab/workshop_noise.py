@@ -199,8 +199,8 @@ NOISE = {
         because="t(n − 1) × √2 × spread.",
     ),
     "10.stretch": Number(
-        "Compare the sections on load of cpu-tiny and h200 (`compare.compare`). How many numbers moved "
-        "beyond the noise?",
+        "Compare the sections on load of cpu-tiny and h200: `compare.compare(a, b, section)` gives a table with a "
+        "verdict for each number. How many numbers moved beyond the noise?",
         "numbers",
         lambda f: _moved("load"),
         (

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from kvlab import geometry, predict
+import pandas as pd
+
+from kvlab import claims, geometry, predict, store
+from kvlab.claims import parse_conditions
 from kvlab.workshop import Choice, Facts, Number, Undecided
 
 GIB = 2**30
@@ -161,6 +164,25 @@ def _never_preempted_gib(extra_block: bool = True, input_only: bool = False) -> 
     return needed * 16 * _qwen() / GIB
 
 
+def capacities(machine: str) -> pd.DataFrame:
+    """The capacities of each server that a machine measured: num_blocks, capacity_tokens, usable_tokens, log_tokens.
+
+    No claim states the usable ones: they are the counted blocks less the null block.
+    """
+    table = claims.read(store.machine_dir(machine))
+    table = table[(table["section"] == "kv_capacity") & (table["state"] != "not measured")]
+    rows: list[dict] = []
+    for row in table[table["quantity"].isin(("num_blocks", "capacity_tokens", "log_tokens"))].to_dict("records"):
+        rows.append(row)
+        if row["quantity"] == "capacity_tokens":
+            block = int(parse_conditions(row["conditions"])["block"])
+            less = {column: row[column] - block for column in ("computed", "measured") if not pd.isna(row[column])}
+            residual = {"residual": less["measured"] / less["computed"] - 1} if len(less) == 2 else {}
+            because = {"quantity": "usable_tokens", "reason": "less the null block"}
+            rows.append(row | less | residual | because)
+    return claims.show(pd.DataFrame(rows, columns=table.columns))
+
+
 CAPACITY = {
     "2.predict": Number(
         "How many tokens can requests hold in the pool of your machine's server, to the block?",
@@ -177,7 +199,8 @@ CAPACITY = {
             (lambda f: blocks_of(f) - 1, "the number of usable blocks; the question asks for tokens"),
         ),
         accept=1e-6,
-        because="⌊pool ÷ (block × bytes per token)⌋, less the null block, × block.",
+        because="⌊pool ÷ (block × bytes per token)⌋, less the null block, × block: `usable_tokens`. All blocks "
+        "together are `capacity_tokens`.",
     ),
     "2.explain": Choice(
         "The server whose maximum length is no multiple of its block logs fewer tokens than blocks × block size. Why?",

@@ -68,8 +68,8 @@ def test_a_model_is_computed_to_the_block():
     assert code == 0
     numbers = {line[:44].strip(): line[44:].strip() for line in told.splitlines()}
     assert numbers["KV bytes per token"] == "114,688"
-    assert numbers["blocks, one of them reserved"] == "585 of 16 tokens"
-    assert numbers["capacity"] == "9,344 tokens"
+    assert numbers["blocks"] == "585 of 16 tokens"
+    assert numbers["usable"] == "9,344 of 9,360 tokens; one block is vLLM's null block"
 
 
 def test_a_config_file_and_fp8_are_computed(project):

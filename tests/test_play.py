@@ -154,7 +154,25 @@ def test_the_capacity_star_is_the_formula():
     figure = play.capacity("Qwen3-1.7B", pool_gib=1, block_size=16)
     (x, y) = points(figure, "your values")[0]
     assert (x, y) == (1, predict.capacity_tokens(predict.num_blocks(2**30, 114_688, 16), 16))
+    pool = predict.num_blocks(int(2.4 * 2**30), 114_688, 16) * 16
+    title = play.capacity("Qwen3-1.7B", pool_gib=2.4).axes[0].get_title("left").replace("\n", " ")
+    assert f"usable: {pool - 16:,} of {pool:,} tokens; one block is vLLM's null block" in title
     assert "35.1" in play.capacity("Qwen3-1.7B", pool_gib=2.4).axes[1].get_title("left")
+
+
+def test_the_points_of_the_capacity_are_usable_tokens_as_its_line_is():
+    (measured,) = [p for p in play.capacity_points() if p[0] == "h200" and p[2] == 22_048 - 16]
+    assert measured[1] == pytest.approx(2528641024 / 2**30, rel=1e-3)
+    text = play_values.what_if("Qwen3-1.7B", pool_gib=1).loc["usable", "value"]
+    assert text == "9,344 of 9,360 tokens; one block is vLLM's null block"
+
+
+def test_the_pool_of_every_board_counts_the_null_block():
+    """One slider, one meaning: all blocks, as in vLLM's log."""
+    assert sliders.start("hit_ratio")["pool_tokens"] == 585 * 16
+    one, fewer = (sliders.static("hit_ratio", pool_tokens=n * 16).axes[0].get_title("left") for n in (585, 584))
+    assert "3.95" in one and one != fewer
+    assert any("all blocks" in control.label for control in sliders.BOARDS["hit_ratio"][1])
 
 
 def test_without_any_machine_the_lines_stand_alone(tmp_path, monkeypatch):

@@ -12,8 +12,19 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat import v4
+from typer.testing import CliRunner
 
-from kvlab import cli, predict, store, workshop, workshop_check
+from kvlab import (
+    cli,
+    predict,
+    sliders,
+    store,
+    workshop,
+    workshop_check,
+    workshop_number,
+    workshop_pool,
+    workshop_progress,
+)
 from kvlab.errors import ConfigError, NotebookError
 from kvlab.workshop import PASSED, UNANSWERED, UNDECIDED, WRONG, Choice, Facts, Number
 
@@ -21,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks" / "workshop"
 EXERCISES = workshop_check.exercises(FOLDER)
 PARTS = workshop.parts()
+VAST = pytest.param(10**5000, id="more digits than Python writes out")
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +42,16 @@ def fresh(monkeypatch):
     monkeypatch.chdir(FOLDER)
 
 
-def executed(notebook):
-    """The verdicts of a notebook whose cells are executed here: no kernel, hence fast."""
+def executed(notebook, **given):
+    """The verdicts of a notebook whose cells are executed here: no kernel, hence fast. `given`: parameters."""
     workshop._verdicts.clear()
     names = {}
     with contextlib.redirect_stdout(io.StringIO()):
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 exec(compile(cell.source, "cell", "exec"), names)
+            if "parameters" in cell.metadata.get("tags", []):
+                names |= given
     return {name: verdict.state for name, verdict in workshop.verdicts().items()}
 
 
@@ -70,6 +84,60 @@ def test_an_exercise_gives_nothing_away(path):
         asked = PARTS[name]
         if isinstance(asked, Number) and (right := asked.right(Facts())) >= 100:
             assert f"{right:.0f}" not in text + asked.ask.replace(",", ""), name
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_run_shows_nothing_before_something_was_predicted(path, monkeypatch):
+    """*Run All Cells* on an exercise that nobody has answered is how everybody checks the setup."""
+    shown = []
+    for module, name in ((workshop, "claims_of"), (workshop_pool, "capacities"), (sliders, "static")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, real=real, **b: (shown.append(a), real(*a, **b))[1])
+    notebook = nbformat.read(path, as_version=4)
+    said = []
+    monkeypatch.setattr(workshop, "display", lambda markdown: said.append(markdown.data))
+    assert executed(notebook) and not shown
+    first = [text for text in said if text.startswith("**Predict first**")]
+    assert first and all("LOOK = True" in text for text in first)
+    assert executed(notebook, LOOK=True) and len(shown) == len(first)
+    shown.clear()
+    executed(workshop_check.filled(notebook, {n: f"{n} = 0.9" for n in workshop_check.questions(notebook)}))
+    assert len(shown) == len(first)  # a wrong prediction opens it too
+
+
+def test_nothing_is_shown_after_a_question_that_does_not_exist():
+    with pytest.raises(ConfigError, match="There is no question"):
+        workshop.after("1.guess", lambda: None)
+
+
+@pytest.mark.parametrize("n", range(1, 11))
+def test_an_exercise_links_the_notebook_that_teaches_it_and_says_what_it_needs(n):
+    path = EXERCISES[n - 1]
+    texts = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    link = workshop.link(f"{n}.predict")
+    assert link in texts[0]
+    (given,) = [text for text in texts if text.startswith("## What is given")]
+    assert link in given and given.count(". ") >= 2
+    target = re.search(r"\((.*)\)", link)[1]
+    assert (path.parent / target).is_file()
+    section = nbformat.read(path.parent / target, as_version=4)
+    assert any(cell.source.startswith("## Computed") for cell in section.cells)
+    behind = (FOLDER / "solutions" / f"{path.stem}.md").read_text()
+    assert f"(../../{Path(target).name})" in behind
+
+
+def test_the_second_exercise_shows_the_usable_tokens_beside_all_blocks():
+    """Who was told that 6,784 is right must find it in the table, and why 6,816 stands there too."""
+    for machine in ("cpu-tiny", "h200"):
+        facts = Facts(machine)
+        table = workshop_pool.capacities(machine)
+        assert list(table.index[:4]) == ["num_blocks", "capacity_tokens", "usable_tokens", "log_tokens"]
+        usable, every = table.iloc[2], table.iloc[1]
+        blocks, block = workshop_pool.blocks_of(facts), workshop_pool.block_of(facts)
+        assert usable["computed"] == usable["measured"] == f"{PARTS['2.predict'].right(facts):,.0f} tokens"
+        assert every["measured"] == f"{blocks * block:,} tokens" and "null block" in usable["remark"]
+    run = next(c.source for c in nbformat.read(EXERCISES[1], as_version=4).cells if c.source.startswith("## Run"))
+    assert all(name in run for name in ("capacity_tokens", "usable_tokens", "null block"))
 
 
 def test_an_exercise_needs_no_solutions_folder(tmp_path, monkeypatch):
@@ -153,6 +221,11 @@ BLOCKS = predict.num_blocks(41943040, 6144, 32)
         ("1.predict", 112, "KiB"),
         ("1.predict", 2 * 28 * 8 * 128 * 16, "bits for bytes"),
         ("4.predict", 16, "one by one"),  # eight times as many loads are no bits
+        ("4.predict", 1, "one by one"),  # half of two loads is nothing that counts twice
+        ("5.most", 5, "one by one"),
+        ("10.stretch", lambda f: PARTS["10.stretch"].right(f) - 1, "one by one"),  # no rounding to blocks
+        ("3.predict", 2, "less than twice"),  # the question accepts a wide range
+        ("5.predict", 1000, "far"),
         ("4.most", 97.2271386431, "percent against a ratio"),
         ("1.most", 3072, "the checkpoint's own type"),
         ("1.most", 5000, "too low, less than twice"),
@@ -160,6 +233,9 @@ BLOCKS = predict.num_blocks(41943040, 6144, 32)
         ("1.stretch", 114688 / 16, "8 KV heads"),
         ("2.predict", BLOCKS * 32, "null block"),
         ("2.predict", 41943040 / 6144, "whole blocks"),
+        ("2.predict", 41943040 // 6144, "whole blocks"),
+        ("2.predict", 41943040 // 6144 - 1, "one *block* is kept"),
+        ("2.predict", (BLOCKS + 1) * 32, "the null block, or one token"),
         ("2.predict", BLOCKS - 1, "asks for tokens"),
         ("2.most", 16, "some of them wait"),
         ("2.most", 64, "max_num_seqs"),
@@ -174,6 +250,15 @@ BLOCKS = predict.num_blocks(41943040, 6144, 32)
         ("7.most", 31 * 32, "next token"),
         ("8.predict", 1 / 6, "1/N"),
         ("8.predict", 1.0, "nobody routes"),
+        ("8.predict", 16.7, "in percent, and the question asks for a ratio: 0.5 and not 50. As a ratio it is 1/N"),
+        ("8.predict", 8.3, "As a ratio it is 1/K"),
+        ("8.predict", 33, "percent against a ratio"),
+        ("8.predict", 60, "As a ratio it is too high"),
+        ("8.predict", 146 * 4 / 148, "what one worker holds"),
+        ("8.most", 3, "asks for the fraction"),
+        ("8.most", 4, "asks for the fraction"),
+        ("8.most", 3.9, "rounded on the way"),
+        ("3.predict", 300, "those that do not fit wait"),
         ("8.stretch", 12, "have filled some"),
         ("9.predict", lambda f: 3500 / f.value("chunked_prefill", "prefill_tok_s") * 1e3, "after every *chunk*"),
         ("9.most", 8192 / 8200 * 1e3, "no chunk is longer"),
@@ -185,6 +270,35 @@ BLOCKS = predict.num_blocks(41943040, 6144, 32)
 def test_the_usual_mistakes_are_named(name, answer, message):
     state, text = said(name, answer(Facts()) if callable(answer) else answer)
     assert state == WRONG and message in text
+
+
+def test_of_several_known_mistakes_the_exact_one_is_named_alone():
+    exact = said("2.predict", BLOCKS * 32)[1]
+    assert exact.startswith("this is one block too many") and "; or" not in exact
+    two_blocks = said("2.predict", (BLOCKS + 1) * 32)[1]
+    assert "this is" not in two_blocks
+
+
+@pytest.mark.parametrize("name", [name for name, asked in PARTS.items() if isinstance(asked, Number)])
+def test_an_unknown_mistake_is_told_where_the_rule_is_and_nothing_of_counting_twice(name):
+    asked = PARTS[name]
+    low, high = asked.ends(Facts())
+    far = said(name, 13.7 * high + 17)[1]
+    if "percent" not in far:
+        assert workshop.link(name) in far
+    if asked.unit in workshop_number.COUNTED or high > 1.05 * low:
+        texts = [said(name, value)[1] for value in (low / 2, high / 2, low * 2, high * 2)]
+        assert not any("counts twice" in text for text in texts)
+
+
+def test_a_fraction_is_asked_for_where_one_is_right():
+    for name, asked in PARTS.items():
+        if (
+            isinstance(asked, Number)
+            and (right := asked.right(Facts())) != round(right)
+            and asked.unit not in ("s", "ms")
+        ):
+            assert asked.unit in ("times", "ratio", "GiB") or "fraction" in asked.ask, name
 
 
 @pytest.mark.parametrize("name", [name for name, asked in PARTS.items() if isinstance(asked, Number)])
@@ -214,10 +328,35 @@ def test_the_right_letters_follow_no_pattern():
     assert len(set(right)) > 2
 
 
-@pytest.mark.parametrize("answer", ["114688", "114,688", True, float("nan"), float("inf"), [1], 10**400, "x" * 9999])
+@pytest.mark.parametrize(
+    "answer", ["114688", "114,688", True, float("nan"), float("inf"), [1], 10**400, VAST, "x" * 9999, "9" * 9999]
+)
 def test_what_is_no_number_is_told(answer):
     state, text = said("1.predict", answer)
     assert state == WRONG and "plain number" in text and len(text) < 300
+
+
+@pytest.mark.parametrize(
+    ("answer", "better"),
+    [
+        ((114, 688), "114_688"),
+        ("114,688", "114_688"),
+        ("114 688", "114_688"),
+        ("114_688", "114_688"),
+        ((1, 114, 688), "1_114_688"),
+        ("114688", "114688"),
+        ((0, 33), "0.33"),
+        ("0,33", "0.33"),
+        ("33 %", "0.33"),
+    ],
+)
+def test_what_is_nearly_a_number_is_written_out(answer, better):
+    assert said("1.predict", answer)[1].endswith(f": write {better}.")
+
+
+@pytest.mark.parametrize("answer", ["many", "", (), (1.5, 2), [114, "x"], VAST, "1,2,3", {"a": 1}])
+def test_what_is_nowhere_near_a_number_is_only_told(answer):
+    assert said("1.predict", answer)[0] == WRONG and "write" not in said("1.predict", answer)[1]
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -250,6 +389,21 @@ def test_unknown_questions_machines_and_statements_are_explained():
         workshop.letter("1.explain", "a quarter")
 
 
+def test_progress_is_in_the_order_of_the_page(monkeypatch):
+    texts = []
+    monkeypatch.setattr(workshop, "display", lambda markdown: texts.append(markdown.data))
+    order = ["2.predict", "2.explain", "2.most", "2.stretch", "10.predict"]
+    for name in ("10.predict", "2.stretch", "2.explain", "2.most", "2.predict"):
+        workshop.check(name, None)
+    workshop.progress()
+    assert re.findall(r"^\| (\d\S+) \|", texts[-1], re.M) == order
+
+
+def test_a_question_that_needs_a_call_shows_its_form():
+    text = PARTS["4.stretch"].ask
+    assert all(part in text for part in ("closed_loop(engine, clients, jobs)", "engine_of(server, usable)", "Job("))
+
+
 def test_questions_and_progress_are_shown(capsys):
     workshop.ask("1.explain")
     workshop.check("1.predict", 1)
@@ -257,6 +411,53 @@ def test_questions_and_progress_are_shown(capsys):
     workshop.progress()
     assert len(workshop.verdicts()) == 2 and json.dumps(sorted(workshop.verdicts()))
     assert "cpu-tiny" in store.machines()
+
+
+# -- where everybody is --------------------------------------------------------------------------------------------
+
+
+def room(folder, *texts):
+    """The exercises as JupyterLab saves them, the first one with these outputs."""
+    for path in EXERCISES:
+        notebook = nbformat.read(path, as_version=4)
+        if path == EXERCISES[0]:
+            for cell, text in zip([c for c in notebook.cells if c.source.startswith("check(")], texts, strict=False):
+                cell.outputs = [v4.new_output("display_data", {"text/markdown": text})]
+        nbformat.write(notebook, folder / path.name)
+    return folder
+
+
+def checked(name, answer, monkeypatch):
+    """What `check` shows of an answer."""
+    texts = []
+    monkeypatch.setattr(workshop, "display", lambda markdown: texts.append(markdown.data))
+    workshop.check(name, answer)
+    return texts[0]
+
+
+def test_the_overview_reads_what_the_checks_said(tmp_path, capsys, monkeypatch):
+    right = checked("1.predict", 114_688, monkeypatch)
+    texts = [right, checked("1.explain", "z", monkeypatch), checked("1.most", None, monkeypatch)]
+    assert workshop_progress.saved(room(tmp_path, *texts) / EXERCISES[0].name) == {
+        "1.predict": "✓",
+        "1.explain": "✗",
+        "1.most": "…",
+    }
+    assert workshop_progress.main([str(tmp_path), str(FOLDER)]) == 0
+    head, mine, untouched = capsys.readouterr().out.splitlines()[:3]
+    assert head.split() == [*map(str, range(1, 11)), "pass"]
+    assert mine.split()[:3] == [str(tmp_path), "✓✗…·", "····"] and mine.endswith("1 of 40")
+    assert untouched.split()[0] == str(FOLDER) and untouched.endswith("0 of 40")
+
+
+def test_the_overview_goes_on_where_a_notebook_is_damaged_and_says_what_is_no_folder_of_exercises(tmp_path, capsys):
+    room(tmp_path)
+    (tmp_path / EXERCISES[1].name).write_text("{half")
+    (tmp_path / EXERCISES[2].name).write_text("[]")
+    assert workshop_progress.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["····", "unreadable", "unreadable"]
+    assert workshop_progress.main([str(tmp_path / "nothing")]) == 1
+    assert "does not hold the exercises" in capsys.readouterr().err
 
 
 # -- the pages around them ----------------------------------------------------------------------------------------
@@ -292,3 +493,22 @@ def test_an_install_without_network_finds_what_it_builds_with():
     build_wheels = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build_wheels)
     assert any(name.startswith("setuptools") for name in build_wheels.build_requirements())
+
+
+def test_the_checks_of_the_setup_end_well_and_are_short():
+    """Thirty people read them at once: an exit code of 1 or a long table makes each of them ask."""
+    block = re.search(r"## Is it all there\?\n+```\n(.*?)```", (FOLDER / "SETUP.md").read_text(), re.S)[1]
+    lines = [line.partition("#")[0].split() for line in block.splitlines()]
+    assert lines and all(words[0] == ".venv/bin/kvlab" for words in lines)
+    for words in lines:
+        done = CliRunner().invoke(cli.app, words[1:])
+        assert done.exit_code == 0 and len(done.stdout.splitlines()) <= 20, words
+
+
+def test_setup_readme_and_instructor_say_alike_that_run_stays_closed():
+    for name, phrase in (
+        ("README.md", "Run stays closed"),
+        ("SETUP.md", '"Predict first"'),
+        ("INSTRUCTOR.md", "Run stays closed"),
+    ):
+        assert phrase in (FOLDER / name).read_text()
