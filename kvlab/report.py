@@ -35,6 +35,7 @@ from kvlab import (
     prose_check,
     run,
     store,
+    stored_figures,
 )
 from kvlab.errors import StoreError
 from kvlab.facts import about as about
@@ -205,7 +206,9 @@ def section(
         "notebook": path.name,
         "title": title,
         "sentence": sentence,
-        "figures": _figures([measured_figure(file, alike) for file in store.figure_files(machine, name)], writer),
+        "figures": _figures(
+            [measured_figure(file, alike) for file in stored_figures.of_section(machine, name)], writer
+        ),
         "headline": headline,
         "rest": [row for row in rows if row not in headline],
         "notes": notes(own, language),
@@ -260,17 +263,17 @@ def likest_first(own: str, machines: Iterable[str], about: Callable[[str], Mappi
 def measured_figure(file: Path, machines: Iterable[str]) -> Path:
     """The figure, or where none of its runs is of this machine the same one of another machine that measured it."""
     others = [store.figures_dir(machine) / file.name for machine in machines]
-    drawn = (one for one in (file, *others) if one.is_file() and (told := store.figure(one)) and told["runs"])
+    drawn = (one for one in (file, *others) if one.is_file() and (told := stored_figures.told(one)) and told["runs"])
     return next(drawn, file)
 
 
 def _figures(files: Iterable[Path], writer: prose.Writer) -> list[dict[str, Any]]:
-    pictures = [(file, store.picture(file)) for file in files]
+    pictures = [(file, stored_figures.picture(file)) for file in files]
     return [_figure(file, svg, writer) for file, svg in pictures if svg is not None]
 
 
 def _figure(file: Path, picture: bytes, writer: prose.Writer) -> dict[str, Any]:
-    info = store.figure(file)
+    info = stored_figures.told(file)
     width, height = (round(PX_PER_PT * float(pt)) for pt in _size_pt(picture))
     text = base64.b64encode(picture).decode()
     told = {"name": file.stem, "alt": _caption(info["alt"], file.stem, writer)}

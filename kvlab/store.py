@@ -24,7 +24,7 @@ import pandas as pd
 
 from kvlab import provenance, tables
 from kvlab.errors import SchemaError, StoreError
-from kvlab.files import LOCK, disk_errors, locked, project_folder, read_json, sync_folder, typed, write_synced
+from kvlab.files import LOCK, disk_errors, locked, project_folder, sync_folder, typed, write_synced
 from kvlab.files import write_text as write_text  # offered here too: callers write beside the runs
 from kvlab.manifest import FIELDS, complete, damage
 from kvlab.privacy import scrub
@@ -59,42 +59,6 @@ def machine_dir(machine: str) -> Path:
 def figures_dir(machine: str) -> Path:
     """figures/<machine>, beside the data folder."""
     return root().parent / "figures" / machine_dir(machine).name
-
-
-def figure_files(machine: str, section: str) -> list[Path]:
-    """The stored figures of a section, as paths of their JSON."""
-    files = sorted(figures_dir(machine).glob("*.json"))
-    return [path for path in files if (told := figure(path)) and told["notebook"] == section]
-
-
-def figure(path: Path) -> dict[str, Any] | None:
-    """What the JSON of a figure tells; None, with a warning, where it cannot be read."""
-    try:
-        told = read_json(path, _draw_again(path))
-    except StoreError as error:
-        warnings.warn(f"The figure {path.stem} of {path.parent.name} is left out: {error}", stacklevel=2)
-        return None
-    return {name: None for name in ("notebook", "machine", "alt")} | {"runs": []} | told
-
-
-def picture(path: Path) -> bytes | None:
-    """The SVG beside the JSON of a figure; None, with a warning, where it is not there or not whole."""
-    file = path.with_suffix(".svg")
-    try:
-        svg = file.read_bytes()
-        if not svg.rstrip().endswith(b"</svg>"):
-            raise ValueError("it was cut off")
-        if missing := [name for name, value in (figure(path) or {}).items() if value is None]:
-            raise ValueError(f"{path.name} names no {missing[0]}")
-    except (OSError, ValueError) as error:
-        said = StoreError(f"{file} cannot be read: {error}", next_step=_draw_again(path))
-        warnings.warn(f"The figure {path.stem} of {path.parent.name} is left out: {said}", stacklevel=2)
-        return None
-    return svg
-
-
-def _draw_again(path: Path) -> str:
-    return f"kvlab report --mode replay --machine {path.parent.name} draws it anew"
 
 
 def machines() -> list[str]:

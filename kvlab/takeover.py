@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvlab import files, outcome, provenance, store
+from kvlab import files, outcome, provenance, store, stored_figures
 
 FILE = "replayed.json"  # in the build folder: machine/notebook -> {stamp, seconds} of its last replay
 KEPT = "replayed"  # in the build folder: machine/notebook as that replay left it
@@ -40,7 +40,9 @@ def inputs(profile: str) -> str:
 def stamp(path: Path, given: Mapping[str, Any], out: Path, common: str) -> str:
     """A fingerprint of all that a replay of `path` read and left; `common`: of `inputs`."""
     machine, section = given["MACHINE"], path.stem[3:]
-    figures = [file for told in store.figure_files(machine, section) for file in told.parent.glob(f"{told.stem}.*")]
+    figures = [
+        file for told in stored_figures.of_section(machine, section) for file in told.parent.glob(f"{told.stem}.*")
+    ]
     named = [file for value in given.values() if isinstance(value, str) and (file := path.parent / value).is_file()]
     left = [path, out, *named, *sorted(figures)]
     aside = list(_tree(outcome.what_if_dir(machine, section), whole=("",)))

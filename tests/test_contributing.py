@@ -14,7 +14,7 @@ import test_run
 from committed_for_tests import MACHINES
 from notebooks_for_tests import COMMON, own_project
 
-from kvlab import claims, facts, pages, parameters, predict, prose, prose_check, report, run, store
+from kvlab import claims, facts, pages, parameters, predict, prose, prose_check, report, run, store, stored_figures
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -93,7 +93,7 @@ def test_it_runs_with_nothing_measured(section):
     assert [c.conditions for c in stored] == ["block=32", "block=64", "block=128"]
     assert [c.computed for c in stored] == sorted((c.computed for c in stored), reverse=True)
     assert {c.state for c in stored} == {"not measured"} and all(c.reason for c in stored)
-    assert [path.stem for path in store.figure_files("empty-test", NAME)] == [NAME]
+    assert [path.stem for path in stored_figures.of_section("empty-test", NAME)] == [NAME]
 
 
 def test_it_is_measured_shows_its_figure_and_stands_in_the_report(section, tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_it_is_measured_shows_its_figure_and_stands_in_the_report(section, tmp_p
     stored = claims.from_frame(claims.read(store.machine_dir("fake")))
     assert [(c.conditions, c.state) for c in stored] == [("block=64", "measured"), ("block=128", "measured")]
     assert all(c.computed and c.measured and len(c.runs) == 1 for c in stored)
-    assert [path.stem for path in store.figure_files("fake", NAME)] == [NAME]
+    assert [path.stem for path in stored_figures.of_section("fake", NAME)] == [NAME]
     shutil.copytree(ROOT / "kvlab" / "text", tmp_path / "text")
     for language, text in TEXTS.items():
         (tmp_path / "text" / language / f"{NAME}.md").write_text(text)

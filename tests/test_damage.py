@@ -11,7 +11,7 @@ from replays_for_tests import ROOT
 from test_report import built, small_machine
 from typer.testing import CliRunner
 
-from kvlab import claims, cli, compare, files, instrument, plot, predictions, report, store
+from kvlab import claims, cli, compare, files, instrument, plot, predictions, report, store, stored_figures
 from kvlab.errors import ConfigError, StoreError
 
 BROKEN = [b"", b"{", b"\xff\xfe", b"null", b"[]", b"5", b'"x"']
@@ -80,7 +80,7 @@ def test_a_figure_that_is_not_whole_is_left_out_and_says_how_to_draw_it(tmp_path
     path = store.figures_dir("mine") / f"load.{ending}"
     path.unlink() if text is None else path.write_bytes(text)
     if ending == "json" and text is None:  # nothing tells of such a figure any more
-        assert store.figure_files("mine", "load") == []
+        assert stored_figures.of_section("mine", "load") == []
         return
     with pytest.warns(UserWarning, match=r"figure load of mine is left out(.|\n)*--machine mine draws it anew"):
         page = built(tmp_path)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from tables_for_tests import samples
 
-from kvlab import plot, store
+from kvlab import plot, stored_figures
 
 LAB = SimpleNamespace(machine="mine", section="load")
 MISSING = [None, float("nan"), pd.NA]
@@ -43,8 +43,8 @@ def test_a_figure_is_stored_with_what_is_behind_it(data):
     assert sorted(path.name for path in folder.iterdir()) == ["curve.json", "curve.png", "curve.svg"]
     about = json.loads((folder / "curve.json").read_text())
     assert about == {"alt": "A curve.", "machine": "mine", "notebook": "load", "runs": ["c1-r0-abc"]}
-    assert store.figure_files("mine", "load") == [folder / "curve.json"]
-    assert store.figure_files("mine", "caching") == store.figure_files("nobody", "load") == []
+    assert stored_figures.of_section("mine", "load") == [folder / "curve.json"]
+    assert stored_figures.of_section("mine", "caching") == stored_figures.of_section("nobody", "load") == []
     assert not plot.plt.fignum_exists(figure.number)  # else the notebook would show it twice
 
 
