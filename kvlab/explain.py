@@ -46,6 +46,8 @@ def residuals(
     if tolerance is not None and any(_is_change(c) and c.quantity not in exact for c in compared):
         rules.append(words["changes_within"].format(points=f"{100 * tolerance:g}"))
     held, rule = len(compared) - len(off), words["and"].join(rules)
+    inside = [c for c in compared if c not in off and not _near(c, c.quantity in exact, tolerance or 0.0)]
+    rule += words["inside"].format(n=len(inside)) if inside else ""
     return words["hold"].format(held=held, compared=len(compared), rule=rule) + _outside(off, language)
 
 
@@ -64,14 +66,17 @@ def _outside(off: list[Claim], language: str) -> str:
     return words["outside"].format(listed=words["between"].join(told)) if told else ""
 
 
-def _holds(claim: Claim | Compared, exactly: bool, tolerance: float) -> bool:
+def _near(claim: Claim | Compared, exactly: bool, tolerance: float) -> bool:
     if exactly:
         return math.isclose(claim.measured, claim.computed, rel_tol=0, abs_tol=1e-9)
     by = _distance(claim)
-    if claim.measured == claim.computed or (by is not None and abs(by) <= tolerance):
-        return True
-    inside = claim.ci_low is not None and claim.ci_high is not None and claim.ci_low <= claim.computed <= claim.ci_high
-    return inside
+    return claim.measured == claim.computed or (by is not None and abs(by) <= tolerance)
+
+
+def _holds(claim: Claim | Compared, exactly: bool, tolerance: float) -> bool:
+    if exactly or _near(claim, exactly, tolerance):
+        return _near(claim, exactly, tolerance)
+    return claim.ci_low is not None and claim.ci_high is not None and claim.ci_low <= claim.computed <= claim.ci_high
 
 
 def _is_change(claim: Claim | Compared) -> bool:

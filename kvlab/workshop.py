@@ -220,7 +220,7 @@ def _choice(asked: Choice, answer: Any, facts: Facts) -> tuple[str, str]:
     letter = str(answer).strip().lower()
     right = asked.right(facts)
     if len(letter) != 1 or letter not in letters:
-        return WRONG, f"answer with one letter of {', '.join(letters)}; you wrote {_short(answer)}."
+        return UNANSWERED, f"answer with one letter of {', '.join(letters)}; you wrote {_short(answer)}."
     if letter == right:
         return PASSED, f"right. {asked.because}".strip()
     return WRONG, asked.options[letters.index(letter)][2]
@@ -230,7 +230,8 @@ def _number(name: str, asked: Number, answer: Any, facts: Facts) -> tuple[str, s
     if isinstance(answer, bool) or not isinstance(answer, numbers.Real) or not _finite(answer):
         better = workshop_number.rewritten(answer)
         plain = f"answer with a plain number, such as 12 or 0.5 ({asked.unit}), thousands as 12_000 or without any sign"
-        return WRONG, f"{plain}; you wrote {_short(answer)}" + (f": write {better}." if better else ".")
+        state = WRONG if better else UNANSWERED  # no number was written down
+        return state, f"{plain}; you wrote {_short(answer)}" + (f": write {better}." if better else ".")
     low, high = asked.ends(facts)
     if low <= answer <= high:
         return PASSED, f"right. {asked.because}".strip()

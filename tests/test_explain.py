@@ -1,4 +1,4 @@
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -23,7 +23,8 @@ def test_predictions_that_hold_are_counted_and_the_others_named():
         said("ttft_s", {"c": 5}, measured=1.0),
     ]
     text = explain.residuals(claims, exact=("blocks",), tolerance=0.15)
-    assert text.startswith("3 of 5 predictions hold (counts exactly and the rest within 15%).")
+    rule = "counts exactly and the rest within 15%; 1 of them are farther off and inside the measured interval"
+    assert text.startswith(f"3 of 5 predictions hold ({rule}).")
     assert text.endswith("Outside: time to the first token: +40% (2 clients); blocks: +10% (server b).")
 
 
@@ -31,6 +32,14 @@ def test_exact_quantities_are_exact_to_the_last_digit():
     claims = [said("hits", computed=0, measured=1), said("other_s", computed=1, measured=9)]
     text = explain.residuals(claims, exact=("hits",))
     assert text == "0 of 1 predictions hold (counts exactly). Outside: requests that hit: 1 instead of 0."
+
+
+def test_a_prediction_farther_off_that_holds_by_its_interval_is_said_to():
+    wide = replace(said("ttft_p50_s", computed=1.0, measured=1.5), ci_low=0.9, ci_high=2.1)
+    near = said("itl_p50_s", computed=1.0, measured=1.1)
+    text = explain.residuals([wide, near], tolerance=0.15)
+    assert text == "2 of 2 predictions hold (within 15%; 1 of them are farther off and inside the measured interval)."
+    assert "inside" not in explain.residuals([near], tolerance=0.15)
 
 
 def test_relative_changes_are_compared_by_their_difference_in_points():

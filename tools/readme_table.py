@@ -15,7 +15,7 @@ GPU, GPUS, CPU = "h200", "h200-x2", "cpu-tiny"
 ROWS = (  # what a reader should see first: words, machine, the claim's id
     ("KV pool of 2.4 GiB, all blocks of it", GPU, "kv_capacity/capacity_tokens/server=bf16;kv_dtype=auto;block=16"),
     ("throughput at 32 clients (512 in, 128 out)", GPU, "load/throughput_tok_s/c=32;in=512;out=128"),
-    ("time to first token at 32 clients, the hardest to foretell", GPU, "load/ttft_p50_s/c=32;in=512;out=128"),
+    ("time to first token at 32 clients, near the full pool", GPU, "load/ttft_p50_s/c=32;in=512;out=128"),
     ("preemptions at 64 clients, 256 requests", GPU, "preemption/preemptions/c=64;in=512;out=128;requests=256"),
     ("tokens cached of a 3,000-token prefix", GPU, "prefix_cache/cached_tokens/prefix=3000;tail=32;block=16"),
     ("longest pause while 32k tokens are prefilled", GPU, "chunked_prefill/itl_max_s/chunk=4096;in=32768;inserts=3"),
