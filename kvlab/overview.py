@@ -131,6 +131,8 @@ def prediction(
         raise ConfigError(
             f"A KV pool of {kv_bytes:,.0f} bytes is not possible.", next_step="give a size above 0, such as 2.5GB"
         )
+    if kv_dtype_bytes is not None and not 0 < kv_dtype_bytes <= 16:
+        raise ConfigError(f"{kv_dtype_bytes:g} bytes are no KV element.", next_step="give 1, 2 or 4")
     if not model:
         return known_models()
     shape = geometry.load(model)

@@ -38,11 +38,10 @@ def of_sections(sections: Sequence[str], profile: Profile, machine: str) -> dict
 
 
 def _of_section(section: str, profile: Profile, cited: dict[str, set[str]]) -> Took:
-    if section not in type(profile).model_fields:
-        return Took(None, why=NO_RUNS)
-    if getattr(profile, section) is None:
+    known = section in type(profile).model_fields
+    if known and getattr(profile, section) is None:
         return Took(None, why=NO_GRID)
-    why = NEVER
+    why = NEVER if known else NO_RUNS  # a section of one's own may have runs without a grid in the profile
     for machine, ids in cited.items():
         runs = [run for run in store.list_runs(machine, section) if run.manifest.get("profile") == profile.name]
         if any(run.id in ids for run in runs):

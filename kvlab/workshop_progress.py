@@ -60,6 +60,9 @@ def overview(folders: Sequence[Path]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the overview of the folders; 1 where one of them holds no complete set of exercises."""
+    if {"-h", "--help"} & set(sys.argv[1:] if arguments is None else arguments):
+        print(__doc__)
+        return 0
     given = [Path(name) for name in (sys.argv[1:] if arguments is None else arguments)] or [workshop_check.folder()]
     whole = [folder for folder in given if len(workshop_check.exercises(folder)) == len(workshop.NOTEBOOKS)]
     if whole:

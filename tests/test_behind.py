@@ -72,7 +72,8 @@ def test_the_runs_of_every_machine_drawn_are_named():
 def test_a_run_lies_where_it_was_measured_whatever_section_reads_it(tmp_path):
     folder = tmp_path / "data" / "mine" / "service_hit_rate" / "a"
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"schema_version": 1}))
+    about = {"schema_version": 1, "cell": {"server": {}}, "key": "a", "created_utc": "2026-11-01T00:00:00+00:00"}
+    (folder / "run.json").write_text(json.dumps(about))
     known = told(mine=[("ttft_p50_s", "c=8", 0.1, "a;gone")])
     (found,) = behind.of_figure("new", "load", [], svg("mine"), known)
     assert found.runs == ("a", "gone") and found.folders == ("data/mine/service_hit_rate",)
