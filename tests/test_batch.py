@@ -82,8 +82,9 @@ def test_a_replay_tells_of_failures_from_other_processes_too(project):
     assert not (project / "build" / batch.DONE).exists()
 
 
-def test_a_process_that_is_killed_while_it_replays_is_one_error_for_each_section(project):
+def test_a_process_that_is_killed_while_it_replays_is_one_error_for_each_section(project, monkeypatch):
     """As the kernel's out-of-memory killer does."""
+    monkeypatch.setattr(batch.provenance, "cores", lambda: 2)
     good = notebook(project, "01_good", "import time; time.sleep(200)")  # the other one takes long on a busy machine
     bad = notebook(project, "02_bad", "import os; os.kill(os.getppid(), 9)")
     timings, failures = run_all([good, bad], project, mode="replay")
