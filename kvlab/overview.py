@@ -67,9 +67,14 @@ def _in_all(took: dict[str, time_left.Took]) -> str:
     left_out = [f"{name} ({found.why})" for name, found in took.items() if found.why in time_left.WANTED]
     without = f" Not in it: {', '.join(left_out)}." if left_out else ""
     return (
-        f"Measuring everything anew takes about {total / 60:.1f} minutes: the sum of what the stored runs of this "
+        f"Measuring everything anew takes about {_minutes(total)}: the sum of what the stored runs of this "
         f"profile took on those machines, server starts included.{without} Another machine takes another time."
     )
+
+
+def _minutes(seconds: float) -> str:
+    """Whole minutes: the next machine differs by more; of less than two, the seconds."""
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
 
 
 def _builds(chosen: profile.Profile) -> list[str]:
