@@ -224,11 +224,11 @@ BLOCKS = predict.num_blocks(41943040, 6144, 32)
         ("4.predict", 1, "one by one"),  # half of two loads is nothing that counts twice
         ("5.most", 5, "one by one"),
         ("10.stretch", lambda f: PARTS["10.stretch"].right(f) - 1, "one by one"),  # no rounding to blocks
-        ("3.predict", 2, "less than twice"),  # the question accepts a wide range
+        ("3.predict", 2, "less than a factor of two"),  # the question accepts a wide range
         ("5.predict", 1000, "far"),
-        ("4.most", 97.2271386431, "percent against a ratio"),
+        ("4.most", 97.2271386431, "right, but in percent"),
         ("1.most", 3072, "the checkpoint's own type"),
-        ("1.most", 5000, "too low, less than twice"),
+        ("1.most", 5000, "too low, by less than a factor of two"),
         ("2.predict", 6700, "rounding to whole blocks"),
         ("1.stretch", 114688 / 16, "8 KV heads"),
         ("2.predict", BLOCKS * 32, "null block"),
@@ -252,7 +252,7 @@ BLOCKS = predict.num_blocks(41943040, 6144, 32)
         ("8.predict", 1.0, "nobody routes"),
         ("8.predict", 16.7, "in percent, and the question asks for a ratio: 0.5 and not 50. As a ratio it is 1/N"),
         ("8.predict", 8.3, "As a ratio it is 1/K"),
-        ("8.predict", 33, "percent against a ratio"),
+        ("8.predict", 33, "right, but in percent"),
         ("8.predict", 60, "As a ratio it is too high"),
         ("8.predict", 146 * 4 / 148, "what one worker holds"),
         ("8.most", 3, "asks for the fraction"),
