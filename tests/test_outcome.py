@@ -56,6 +56,9 @@ def test_a_replay_with_other_parameters_leaves_claims_and_figures_alone_and_says
     aside = project / "_build" / "what-if" / "mine" / "one"
     assert {path.name for path in aside.glob("[!.]*")} == {"claims.csv", "one.json", "one.png", "one.svg"}
     assert "what if    CLIENTS = [5]" in told and "_build/what-if/mine/one" in told
+    assert [line.split()[1] for line in told.splitlines() if line.startswith("claims ")] == [
+        "_build/what-if/mine/one/claims.csv"
+    ]
     shown = printed(project / "_build" / "notebooks" / "01_one.ipynb")
     assert "What if: CLIENTS = [5]" in shown and "_build/what-if/mine/one" in shown
     assert "drawn [5.0]" in shown  # its own claims, not the stored ones
