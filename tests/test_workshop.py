@@ -513,3 +513,15 @@ def test_setup_readme_and_instructor_say_alike_that_run_stays_closed():
         ("INSTRUCTOR.md", "Run stays closed"),
     ):
         assert phrase in (FOLDER / name).read_text()
+
+
+def test_claims_that_a_machine_has_not_name_those_that_have_them():
+    assert len(workshop.claims_of("cpu-tiny", "service_hit_rate", "hit_ratio")) > 3
+    told = workshop.claims_of("h200-x2", "service_hit_rate", "hit_ratio").data
+    assert "`h200-x2` measured nothing" in told and told.endswith("one of: article, cpu-tiny, h200.")
+
+
+def test_exercise_8_shows_the_hits_of_the_machine_beside_the_articles():
+    cells = nbformat.read(next(FOLDER.glob("08_*.ipynb")), as_version=4).cells
+    shown = [re.search(r"claims_of\(([^,]+),", cell.source) for cell in cells]
+    assert [found[1] for found in shown if found] == ['"article"', "MACHINE"]
