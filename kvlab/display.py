@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -13,6 +14,8 @@ from kvlab import predict
 
 if TYPE_CHECKING:
     from kvlab.claims import Claim
+
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))  # of rates: 4.22 Tbytes/s
 
 
 def show(claims: Iterable[Claim] | pd.DataFrame) -> pd.DataFrame:
@@ -36,12 +39,13 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
     """
     unit = row["unit"]
     compares = not _null(row["residual"]) and not is_change(row["quantity"], unit)
-    low, high = number(row["ci_low"], unit), number(row["ci_high"], unit)
+    said = partial(number, unit=unit, signed=is_signed(row["quantity"], unit))
+    low, high = said(row["ci_low"]), said(row["ci_high"])
     return {
         "quantity": str(row["quantity"]),
         "conditions": _text(row["conditions"]).replace(";", ", "),
-        "computed": number(row["computed"], unit),
-        "measured": number(row["measured"], unit),
+        "computed": said(row["computed"]),
+        "measured": said(row["measured"]),
         "interval": f"{low} … {high}" if low and high else "",
         "residual": percent(row["residual"]) if compares else "",
         "reason": _text(row["reason"]),
@@ -56,25 +60,36 @@ def is_change(quantity: str, unit: str) -> bool:
     return unit == "ratio" and (quantity.endswith("_change") or "_changes_" in quantity)
 
 
+def is_signed(quantity: str, unit: str) -> bool:
+    """Whether a claim says by how much something grows or shrinks: such a percentage has its sign."""
+    return is_change(quantity, unit) or unit == "ratio" and "gain" in quantity.split("_")
+
+
 def percent(value: float) -> str:
     """A share with its sign and one decimal; what rounds to nothing has no minus."""
     return f"{round(value, 3) + 0.0:+,.1%}"
 
 
-def number(value: Any, unit: str) -> str:
-    """A value with its unit as it is drawn: 0.6681 s is `668 ms`, 1073741824 bytes is `1 GiB`, null is nothing."""
+def number(value: Any, unit: str, *, signed: bool = False) -> str:
+    """A value with its unit as it is drawn: 0.6681 s is `668.1 ms`, 1073741824 bytes is `1 GiB`, null is nothing.
+
+    `signed`: a percentage has its sign, `+9.03%`.
+    """
     if _null(value):
         return ""
     value = float(value)
     if unit == "s" and abs(value) < 10:
-        return f"{digits(value * 1e3)} ms"
+        return f"{digits(value * 1e9)} ns" if 0 < abs(value) < 1e-5 else f"{digits(value * 1e3)} ms"
     if unit == "bytes" and abs(value) >= 2**20:
         return f"{digits(value / 2**30)} GiB" if abs(value) >= 2**27 else f"{digits(value / 2**20)} MiB"
+    if unit in ("bytes/s", "FLOP/s"):
+        factor, prefix = next((pair for pair in PREFIXES if abs(value) >= pair[0]), (1, ""))
+        return f"{digits(value / factor)} {prefix}{unit}"
     if unit == "ratio":
-        return f"{digits(value * 100)} %"
-    if unit == "count":
-        return digits(value)
-    return f"{digits(value)} {unit}"
+        return f"{'+' if signed and value > 0 else ''}{digits(value * 100)}%"
+    if unit == "x":
+        return f"{digits(value)}×"
+    return digits(value) if unit == "count" else f"{digits(value)} {unit}"
 
 
 def usable_tokens(blocks: int, block_size: int) -> str:

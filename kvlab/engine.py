@@ -106,7 +106,7 @@ def _check_cpu(config: ServerConfig) -> None:
     if config.kv_cache_memory_bytes is None:
         raise ConfigError(
             'engine = "cpu" needs kv_cache_memory_bytes',
-            "without it vLLM claims 92 % of the memory of a NUMA node, and the start fails or the machine swaps",
+            "without it vLLM claims 92% of the memory of a NUMA node, and the start fails or the machine swaps",
             "set kv_cache_memory_bytes, such as 67108864 (64 MiB) for the tiny model",
         )
     if config.block_size is not None and config.block_size % CPU_BLOCK:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from IPython.display import Markdown, display
 
-from kvlab import claim_words, startup
+from kvlab import claim_words, lacking, startup
 from kvlab.claims import Claim, conditions_text
 from kvlab.display import is_change
 from kvlab.measure import Result
-from kvlab.phrases import said, sentences
+from kvlab.phrases import sentences
 
 CROSS_CHECK = 0.05  # two tools on one server: gaps that differ by more have another cause than definitions
 _READ_AS = {
@@ -308,27 +308,8 @@ def cross_check(claims: Iterable[Claim]) -> str | None:
 
 
 def not_measured(claims: Iterable[Claim], *, language: str = "en") -> str | None:
-    """What was not measured, with the reasons."""
-    missing = [c for c in claims if c.state in ("not measured", "failed")]
-    if not missing:
-        return None
-    words = sentences(language)
-    reasons: dict[str, set[str]] = {}
-    for c in missing:
-        reason = said(c.reason, language) if c.reason else words["no_reason"]
-        reasons.setdefault(reason, set()).add(claim_words.quantity(c.quantity, language))
-    together: dict[str, list[str]] = {}  # what has several reasons is named once
-    for reason, quantities in sorted(reasons.items()):
-        together.setdefault(_some(quantities, words), []).append(reason)
-    told = [
-        words["because"].format(quantities=quantities, reason=words["beside"].join(listed))
-        for quantities, listed in together.items()
-    ]
-    listed = words["between"].join(told)
-    return words["one_missing" if len(missing) == 1 else "missing"].format(n=len(missing), listed=listed)
-
-
-def _some(names: Iterable[str], words: Mapping[str, str], limit: int = 4) -> str:
-    names = sorted(names)
-    listed, more = words["comma"].join(names[:limit]), len(names) - limit
-    return words["some"].format(names=listed, n=more) if more > 0 else listed
+    """What was not measured and what failed, each counted by itself, with the reasons."""
+    claims = list(claims)
+    by_state = {state: [c for c in claims if c.state == state] for state in ("not measured", "failed")}
+    told = [lacking.told(missing, state, language) for state, missing in by_state.items()]
+    return sentences(language)["sentence_gap"].join(filter(None, told)) or None

@@ -63,7 +63,7 @@ def within(claims: Iterable[Claim], quantity: str, of: str) -> str | None:
     if not found:
         return None
     out = [c for c in found if not c.ci_low <= c.computed <= c.ci_high]
-    sentence = f"{len(found) - len(out)} of {len(found)} points ({quantity}) have the value {of} in their 95 % interval"
+    sentence = f"{len(found) - len(out)} of {len(found)} points ({quantity}) have the value {of} in their 95% interval"
     if not out:
         return f"{sentence}."
     listed = "; ".join(f"{c.measured:.1%} instead of {c.computed:.1%} at {c.conditions}" for c in out)

@@ -94,7 +94,9 @@ def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) ->
     row = writer.facts.find(machine, section, spec["quantity"], where)
     if row is None:
         return blank | {"measured": missing(no_claim(machine, section, writer), writer, notes)}
-    said = {name: html.escape(_short(text)) for name, text in cells(row).items()}
+    texts = cells(row)
+    numbers = {name: phrases.with_unit(texts[name], row["unit"], writer.language) for name in ("computed", "measured")}
+    said = {name: html.escape(text) for name, text in (texts | numbers).items()}
     if row.get("late"):
         return blank | {
             "computed": said["computed"],
@@ -104,7 +106,3 @@ def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) ->
         reason = phrases.said(row["reason"], writer.language) if row["reason"] else writer.words["only_computed"]
         said["measured"] = missing(reason, writer, notes)
     return blank | {name: said[name] for name in ("computed", "measured", "residual", "conditions")}
-
-
-def _short(text: str) -> str:
-    return text.replace(" tokens", " tok").replace(" x", "×")

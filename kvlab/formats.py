@@ -184,7 +184,7 @@ def draw_turns(
         axis.plot(each, [y + 0.17] * len(each), "o", ms=3.5, color=color, alpha=0.7, label=label("one turn"))
         mean = across(results, quantity)
         if mean.low is not None:
-            style = {"lw": 5, "alpha": 0.5, "solid_capstyle": "butt", "label": label("95 % interval")}
+            style = {"lw": 5, "alpha": 0.5, "solid_capstyle": "butt", "label": label("95% interval")}
             axis.plot([1e3 * mean.low, 1e3 * mean.high], [y, y], color=color, **style)
 
 
@@ -193,7 +193,7 @@ def say_change(axis: Axes, c: Claim) -> None:
     if c.measured is None:
         return
     known = c.ci_low is not None and c.ci_high is not None
-    interval = f"95 %: {c.ci_low:+.1%} to {c.ci_high:+.1%}" if known else c.reason or "no interval"
+    interval = f"95%: {c.ci_low:+.1%} to {c.ci_high:+.1%}" if known else c.reason or "no interval"
     said = f"fp8 against base: {c.measured:+.1%}\n({interval})"
     clear = {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1}  # turns far apart may run through it
     axis.text(0.03, 0.36, said, transform=axis.transAxes, va="top", bbox=clear, zorder=6)

@@ -67,9 +67,14 @@ def _in_all(took: dict[str, time_left.Took]) -> str:
     left_out = [f"{name} ({found.why})" for name, found in took.items() if found.why in time_left.WANTED]
     without = f" Not in it: {', '.join(left_out)}." if left_out else ""
     return (
-        f"Measuring everything anew takes about {total / 60:.1f} minutes: the sum of what the stored runs of this "
+        f"Measuring everything anew takes about {_minutes(total)}: the sum of what the stored runs of this "
         f"profile took on those machines, server starts included.{without} Another machine takes another time."
     )
+
+
+def _minutes(seconds: float) -> str:
+    """Whole minutes: the next machine differs by more; of less than two, the seconds."""
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
 
 
 def _builds(chosen: profile.Profile) -> list[str]:
@@ -137,6 +142,7 @@ def prediction(
         return known_models()
     shape = geometry.load(model)
     pool = gpu_pool.estimate(shape, gpu, tensor_parallel) if gpu else None
+    assumed = pool is None and kv_bytes is None
     kv_bytes = pool.bytes if pool else kv_bytes or KV_BYTES
     per_token = predict.kv_bytes_per_token(shape, kv_dtype_bytes, tensor_parallel)
     blocks = predict.num_blocks(int(kv_bytes), per_token, block_size)
@@ -153,7 +159,10 @@ def prediction(
         ("bytes of a KV element", _element(shape.dtype_bytes if kv_dtype_bytes is None else kv_dtype_bytes)),
         (f"KV bytes per token{rank}", f"{per_token:,.0f}"),
         *(pool.rows if pool else []),
-        ("pool, estimated" if pool else "pool", f"{int(kv_bytes):,} bytes ({kv_bytes / 2**30:.2f} GiB)"),
+        (
+            "pool, estimated" if pool else "pool, assumed" if assumed else "pool",
+            f"{int(kv_bytes):,} bytes ({kv_bytes / 2**30:.2f} GiB)",
+        ),
         ("blocks", f"{blocks:,} of {block_size} tokens"),
         ("usable", display.usable_tokens(blocks, block_size)),
         (f"requests of {input_tokens} + {output_tokens} that fit", display.fit(low, high)),
@@ -163,6 +172,7 @@ def prediction(
         needs, has = predict.blocks_per_request(input_tokens, output_tokens, block_size), predict.usable_blocks(blocks)
         lines += ["", f"Not one such request fits: it holds {needs:,} blocks at its end, and the pool has {has:,}."]
     lines += ["", *pool.notes] if pool else []
+    lines += ["", "The pool is an example: --kv-bytes gives yours, --gpu-gib estimates a GPU's."] if assumed else []
     return "\n".join(lines if kv_dtype_bytes is not None else [*lines, "", *_assumed(shape, model)])
 
 

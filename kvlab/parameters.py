@@ -100,7 +100,7 @@ def check(value: Any, kind: str, name: str, hint: str) -> None:
         whole = isinstance(value, int) and not is_bool and kind == "list[int]"
         text = kind.startswith("list") and isinstance(value, str)
         raise ConfigError(
-            f"{name} is {value!r}, a {type(value).__name__}; it must be a {kind}.",
+            f"{name} is {value!r}, of type {type(value).__name__}; it must be of type {kind}.",
             next_step=f"write [{value}]" if whole else f"{hint}{PAPERMILL if text else ''}",
         )
     if kind in ("list[int]", "list[str]") and (nested := [item for item in value if isinstance(item, list)]):

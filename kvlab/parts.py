@@ -76,9 +76,9 @@ def sentence(stated: Iterable[Claim], prefix: str) -> str | None:
         f"{name} {_signed(c.measured)} ({_signed(c.ci_low)} to {_signed(c.ci_high)})" for name, c in found.items()
     )
     told = (
-        f"told from 0: {', '.join(f'{name} ({MEANING[name]})' for name in clear)}"
+        f"distinguishable from 0: {', '.join(f'{name} ({MEANING[name]})' for name in clear)}"
         if clear
-        else "none of them told from 0"
+        else "none of them distinguishable from 0"
     )
     return f"Added to a request, by part: {listed}; {told}."
 

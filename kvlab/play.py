@@ -260,14 +260,15 @@ def ttft_saved(
     fixed_ms: float = 20.0,
 ) -> Figure:
     """Time to first token with and without the prefix in the cache, against its length."""
-    saved = predict.ttft_saved_s(_cached(prefix_tokens, tail_tokens, block_size), prefill_tok_s) * 1e3
+    cached = _cached(prefix_tokens, tail_tokens, block_size)
+    saved = predict.ttft_saved_s(cached, prefill_tok_s) * 1e3
     lengths = np.unique(np.append(np.arange(0, max(8192, prefix_tokens), 4 * block_size), prefix_tokens))
     miss = [fixed_ms + (n + tail_tokens) / prefill_tok_s * 1e3 for n in lengths]
     hit = [
         m - predict.ttft_saved_s(_cached(int(n), tail_tokens, block_size), prefill_tok_s) * 1e3
         for n, m in zip(lengths, miss, strict=True)
     ]
-    title = f"{prefix_tokens:,} tokens in the cache save {saved:,.0f} ms of prefill"
+    title = f"{cached:,} of {prefix_tokens:,} shared tokens come from the cache and save {saved:,.0f} ms of prefill"
     figure, (axis,) = plot.panels(1, titles=[title], width=6.6, height=4.2)
     plot.computed_line(axis, lengths, miss, "miss, computed", color=plot.MISS)
     plot.computed_line(axis, lengths, hit, "hit, computed", color=plot.HIT)

@@ -195,11 +195,10 @@ def dumbbell(axis: Axes, y: float, computed: float | None, measured: float, *, c
     if not _missing(computed):
         axis.plot([computed], [y], "|", ms=16, mew=2.5, color=COMPUTED, zorder=3)
         residual = f"{measured / computed - 1:+.1%}" if measured != computed else "exact"
-        side, at = ("right", -9) if measured < computed else ("left", 9)  # away from the bar
-        where = {"xytext": (at, 0), "textcoords": "offset points", "ha": side, "va": "center"}
-        axis.annotate(residual, (measured, y), fontsize=9, **where)
+        where = {"xytext": (9, 0), "textcoords": "offset points", "ha": "left", "va": "center"}
+        axis.annotate(residual, (max(computed, measured), y), fontsize=9, **where)  # to the left stand the rows' names
     axis.plot([measured], [y], "o", color=color, zorder=4)
-    axis.margins(x=0.25)  # room for the residual beside the outermost dot
+    axis.margins(x=0.3)  # room for the residual beside the outermost dot
 
 
 def named_rows(axis: Axes, names: Sequence[str]) -> None:

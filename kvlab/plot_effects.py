@@ -21,7 +21,7 @@ def effect_row(axis: Axes, y: float, each: Sequence[float], c: Claim, published:
     if c.measured is not None:
         if c.ci_low is not None and c.ci_high is not None:
             axis.plot([100 * c.ci_low, 100 * c.ci_high], [y, y], color=plot.MEASURED, lw=2)
-        axis.plot([100 * c.measured], [y], "o", color=plot.MEASURED, zorder=4, label=label("mean, 95 % interval"))
+        axis.plot([100 * c.measured], [y], "o", color=plot.MEASURED, zorder=4, label=label("mean, 95% interval"))
     if published is not None:
         plot.article_points(axis, [100 * published], [y], label=label("article"))
 

@@ -31,7 +31,7 @@ def fleet_style(workers: int, fleets: Sequence[int]) -> tuple[str, str]:
 
 
 def percent_axis(axis: Axes, label: str = "hits, % of requests") -> None:
-    """0 to 100 % on the y axis."""
+    """0 to 100% on the y axis."""
     axis.set_ylim(0, 105)
     axis.set_ylabel(label)
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from kvlab import claims, plot, store
 from kvlab.startup import GROUPS
 
+ORDINALS = ("first", "second", "third")
 COLOURS = ("#999999", "#56B4E9", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#F0E442", "#0072B2")
 
 
@@ -125,7 +126,7 @@ def draw_capacity(axis: Axes, series: Mapping[str, Sequence[float]]) -> None:
     style = {"ha": "right", "va": "top", "fontsize": 8}
     axis.annotate(said, (longest + 1.3, 1), xytext=(-4, -4), textcoords="offset points", **style)
     axis.margins(y=0.12)
-    axis.set_xticks(range(1, longest + 1), ["first", *(f"{n}." for n in range(2, longest + 1))])
+    axis.set_xticks(range(1, longest + 1), [*ORDINALS, *(f"{n}th" for n in range(4, longest + 1))][:longest])
     axis.set_xlim(0.7, longest + 1.3)
     axis.set_xlabel("start")
     axis.set_ylabel("capacity ÷ first start's")

@@ -156,25 +156,27 @@ def _number(head: str, options: list[str], writer: Writer, notes: Notes) -> str:
         return _pair(row, head, writer, notes)
     if row is None or row[column] is None:
         return missing(_why(row, column, head, writer), writer, notes)
-    value, unit = float(row[column]), row["unit"]
+    value = float(row[column])
     if style == "plain":
         return html.escape(display.digits(value))
     if style == "interval":
         return _interval(row, writer)
-    text = _with_unit(value, unit, writer)
+    text = _with_unit(value, row, writer)
     if style == "percent" or column == "residual":
         text = _percent(value)
     return _mark(text, "computed") if column == "computed" else _mark(text, "measured", writer, row)
 
 
-def _with_unit(value: float, unit: str, writer: Writer) -> str:
-    return _said(display.number(value, unit), unit, writer)
+def _with_unit(value: float, row: Mapping[str, Any], writer: Writer) -> str:
+    """A value of a claim, or of two of its kind, with its unit."""
+    text = display.number(value, row["unit"], signed=display.is_signed(row["quantity"], row["unit"]))
+    return _said(text, row["unit"], writer)
 
 
 def _said(text: str, unit: str, writer: Writer) -> str:
     """A number with its unit in the writer's language, as HTML."""
     text = phrases.with_unit(text, unit, writer.language)
-    return html.escape(f"{text[:-2]}×" if text.endswith(" x") else text)
+    return html.escape(text)
 
 
 def _percent(value: float) -> str:
@@ -184,8 +186,10 @@ def _percent(value: float) -> str:
 def _interval(row: Mapping[str, Any], writer: Writer) -> str:
     if row["ci_low"] is None or row["ci_high"] is None:
         return html.escape(writer.words["no_interval"])
-    low, high = (_with_unit(float(row[name]), row["unit"], writer) for name in ("ci_low", "ci_high"))
-    return f"{low} … {high}"
+    ends = [float(row[name]) for name in ("ci_low", "ci_high")]
+    if display.is_signed(row["quantity"], row["unit"]):
+        return " … ".join(map(_percent, ends))
+    return " … ".join(_with_unit(end, row, writer) for end in ends)
 
 
 def _pair(row: Mapping[str, Any] | None, head: str, writer: Writer, notes: Notes) -> str:
@@ -208,7 +212,7 @@ def shown(row: Mapping[str, Any], column: str, writer: Writer, notes: Notes) -> 
     """The HTML of a claim: computed → measured (residual), or where another column is asked for, that number alone."""
     if column == "measured":
         return _pair(row, row["id"], writer, notes)
-    text = _percent(row[column]) if column == "residual" else _with_unit(row[column], row["unit"], writer)
+    text = _percent(row[column]) if column == "residual" else _with_unit(row[column], row, writer)
     return _mark(text, "computed" if column == "computed" else "measured")
 
 
@@ -222,7 +226,7 @@ def _pair_of_claims(two: list[str], style: str, writer: Writer, notes: Notes) ->
         used.append(row)
     a, b = values
     if two[1] == "-":
-        return _mark(_with_unit(a - b, used[-1]["unit"], writer), "measured", writer, *used)
+        return _mark(_with_unit(a - b, used[-1], writer), "measured", writer, *used)
     if not b:
         return missing(writer.words["divided_by_zero"], writer, notes)
     text = {"percent": _percent(a / b - 1), "share": f"{a / b:,.0%}"}.get(style, f"{display.digits(_three(a / b))}×")

@@ -130,9 +130,13 @@ def together(sections: list[str], asked: Asked) -> None:
 def results(done: Executed) -> str:
     """Where the results of a finished command lie."""
     notebooks = [os.path.relpath(BUILD / "notebooks" / run.notebook_of(name).name) for name in done.timings]
-    claims = store.machine_dir(done.machine) / "claims.csv"
+    folders = [
+        outcome.what_if_dir(done.machine, name) if name in done.what_if else store.machine_dir(done.machine)
+        for name in done.timings
+    ]
+    claims = [file for folder in dict.fromkeys(folders) if (file := folder / "claims.csv").is_file()]
     lines = [
-        f"claims     {near(claims) if claims.is_file() else 'none were stated'}",
+        f"claims     {', '.join(map(near, claims)) or 'none were stated'}",
         f"notebooks  {', '.join(notebooks)}",
         f"report     kvlab report --mode replay --machine {done.machine}",
     ]

@@ -134,7 +134,7 @@ def summarise(
 ) -> dict[str, Any]:
     """The numbers of one run, from its measured rows; null where one cannot be said.
 
-    `n` counts successes. `NAME_low`, `NAME_high` are 95 % intervals and `NAME_note` says why one is missing; a tail
+    `n` counts successes. `NAME_low`, `NAME_high` are 95% intervals and `NAME_note` says why one is missing; a tail
     percentile of too few requests is null. Pooled ITL has no interval, as the gaps of one request depend on each other.
     `window` (s): the plateau. `block_size` (tokens) is needed for `request_hit_ratio` only.
     """

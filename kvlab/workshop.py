@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import numbers
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -270,11 +270,22 @@ def after(name: str, show: Callable[[], Any], look: bool = False) -> Any:
     return None
 
 
-def claims_of(machine: str, section: str, *quantities: str) -> pd.DataFrame:
-    """A machine's claims of these quantities for human eyes: computed, measured, interval, residual."""
+def claims_of(machine: str, section: str, *quantities: str) -> pd.DataFrame | Markdown:
+    """A machine's claims of these quantities for human eyes: computed, measured, interval, residual.
+
+    Where it has none, which machines do.
+    """
+    kept = _claims_of(machine, section, quantities)
+    if len(kept):
+        return claims.show(kept)
+    others = [name for name in store.machines() if len(_claims_of(name, section, quantities))]
+    return Markdown(f"`{machine}` measured nothing of this section. Set `MACHINE` to one of: {', '.join(others)}.")
+
+
+def _claims_of(machine: str, section: str, quantities: Collection[str]) -> pd.DataFrame:
     table = claims.read(store.machine_dir(machine))
     kept = table[(table["section"] == section) & table["quantity"].isin(quantities)]
-    return claims.show(kept[kept["state"] != "not measured"])
+    return kept[kept["state"] != "not measured"]
 
 
 # -- how far one is -----------------------------------------------------------------------------------------------

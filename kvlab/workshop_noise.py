@@ -138,12 +138,12 @@ def _moved(section: str, verdict: str = compare.MOVED) -> int:
 
 NOISE = {
     "10.predict": Number(
-        "Repeats scatter by 2 % (standard deviation ÷ mean). How many give a mean that is known to ± 1 %, "
-        "with 95 % confidence?",
+        "Repeats scatter by 2% (standard deviation ÷ mean). How many give a mean that is known to ± 1%, "
+        "with 95% confidence?",
         "repeats",
         lambda f: noise.repeats_needed(0.02, 0.01),
         (
-            (lambda f: 4, "(spread ÷ wanted)²: one standard error; 95 % takes about two of them"),
+            (lambda f: 4, "(spread ÷ wanted)²: one standard error; 95% takes about two of them"),
             (
                 lambda f: math.ceil((1.96 * 2) ** 2),
                 "the normal distribution's number: with few repeats the spread is not known either, hence Student's t",
@@ -151,20 +151,20 @@ NOISE = {
             (lambda f: 2, "spread ÷ wanted: the error falls with the square root of the repeats"),
         ),
         accept=0,
-        because="The smallest n with t(n − 1) × spread ÷ √n ≤ 1 %.",
+        because="The smallest n with t(n − 1) × spread ÷ √n ≤ 1%.",
     ),
     "10.explain": Choice(
-        "Two servers of one configuration on your machine differ by 5 % in throughput. What does that say?",
+        "Two servers of one configuration on your machine differ by 5% in throughput. What does that say?",
         (
             (
-                "the second one is really different: 5 % is much",
+                "the second one is really different: 5% is much",
                 lambda f: _floor(f) < 0.05,
-                "Compare 5 % with the machine's noise floor between starts.",
+                "Compare 5% with the machine's noise floor between starts.",
             ),
             (
                 "nothing: two starts of one configuration differ by so much",
                 lambda f: _floor(f) >= 0.05,
-                "Compare 5 % with the machine's noise floor between starts.",
+                "Compare 5% with the machine's noise floor between starts.",
             ),
             (
                 "that something is wrong: equal configurations give equal numbers",
@@ -177,13 +177,13 @@ NOISE = {
     "10.most": Number(
         "What is the noise floor of throughput at the most clients of the section, from the spread over the "
         "repeats on one "
-        "server: the difference that two single measurements exceed in 5 % of all cases?",
+        "server: the difference that two single measurements exceed in 5% of all cases?",
         "ratio",
         lambda f: noise.floor(*_repeats(f)),
         (
             (
                 lambda f: _repeats(f)[0],
-                "the spread itself: *two* measurements differ, and 95 % lie within more than one sd",
+                "the spread itself: *two* measurements differ, and 95% lie within more than one sd",
             ),
             (
                 lambda f: _normal_floor(f),

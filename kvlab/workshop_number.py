@@ -86,7 +86,7 @@ def _percent(answer: float, low: float, high: float, unit: str, known: Known, sl
         return ""
     share = answer / 100
     if low <= share <= high:
-        return "the number is off by percent against a ratio."
+        return "the size is right, but in percent: the question asks for a ratio, 0.5 and not 50."
     asked = "this is in percent, and the question asks for a ratio: 0.5 and not 50. "
     if mistake := _mistake(share, low, high, known, slack):
         return f"{asked}As a ratio it is {mistake}."
@@ -118,5 +118,5 @@ def _far(answer: float, low: float, high: float, unit: str, where: str) -> str:
     if factor < 1.1:
         rounding = "a rounding to whole blocks, the null block, or one token more or less?"
         return f"{side}, but near: {rounding if unit in IN_BLOCKS else 'was something rounded on the way?'}"
-    size = "less than twice" if factor < 2 else "a few times" if factor < 10 else "far"
-    return f"{side}, {size}. Write the formula of {where} down with its units, then put the numbers in."
+    size = "less than a factor of two" if factor < 2 else "a factor of a few" if factor < 10 else "far"
+    return f"{side}, by {size}. Write the formula of {where} down with its units, then put the numbers in."

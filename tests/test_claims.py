@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvlab import claims, stats, store
+from kvlab import claims, display, stats, store
 from kvlab.claims import claim
 from kvlab.errors import StoreError
 
@@ -250,12 +250,15 @@ def test_machines_side_by_side(tmp_path, monkeypatch):
         (114688.0, "bytes", "114,688 bytes"),
         (1073741824.0, "bytes", "1 GiB"),
         (20 * 2**20, "bytes", "20 MiB"),
-        (0.955, "ratio", "95.5 %"),
-        (-0.23, "ratio", "-23 %"),
+        (0.955, "ratio", "95.5%"),
+        (-0.23, "ratio", "-23%"),
         (831.4321, "tok/s", "831.4 tok/s"),
         (22048, "tokens", "22,048 tokens"),
         (0.0, "count", "0"),
-        (5.4, "x", "5.4 x"),
+        (5.4, "x", "5.4×"),
+        (-1.513e-7, "s", "-151.3 ns"),
+        (4.22e12, "bytes/s", "4.22 Tbytes/s"),
+        (7.67e14, "FLOP/s", "767 TFLOP/s"),
         (None, "s", ""),
         (pd.NA, "s", ""),
         (float("nan"), "s", ""),
@@ -263,6 +266,14 @@ def test_machines_side_by_side(tmp_path, monkeypatch):
 )
 def test_numbers_as_they_are_drawn(value, unit, text):
     assert claims.number(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("quantity", "text"), [("throughput_change", "+9%"), ("gain_throughput", "+9%"), ("hit_ratio", "9%")]
+)
+def test_what_grows_has_its_sign_and_a_share_has_none(quantity, text):
+    found = display.cells(vars(claim("s", quantity, {"c": 1}, measured=0.09, ci=(0.01, 0.2), unit="ratio")))
+    assert found["measured"] == text and found["interval"].startswith(text[:-2] + "1% … ")
 
 
 def test_a_table_of_claims_says_what_is_missing_and_why(tmp_path):

@@ -124,6 +124,12 @@ def test_what_is_no_size_is_refused(size):
     assert code == 2 and "is no size" in error and "2.5GiB" in error
 
 
+def test_a_pool_that_nobody_gave_is_called_assumed():
+    told = call("predict", "Qwen3-1.7B")[1]
+    assert "pool, assumed" in told and "--kv-bytes gives yours" in told
+    assert "assumed " not in call("predict", "Qwen3-1.7B", "--kv-bytes=2GiB")[1]
+
+
 def test_the_assumed_element_is_named_and_how_to_choose_another():
     told = call("predict", "tiny")[1]
     assert "bytes of a KV element                        2 (bf16 or fp16)" in told and "--kv-dtype-bytes" in told
@@ -227,7 +233,7 @@ def test_missing_notebooks_are_named(project, monkeypatch, words):
     [
         (["on"], "start_here, one, two"),
         (["one", "--param", "CLEINTS=[1]"], "CLIENTS"),  # pitfall 37
-        (["one", "--param", "CLIENTS=8"], "must be a list"),  # pitfall 37
+        (["one", "--param", "CLIENTS=8"], "must be of type list"),  # pitfall 37
         (["one", "--param", "CLIENTS"], "NAME=VALUE"),
         (["one", "--param", "MODE=replay"], "--mode"),
         (["one", "--param", "BASE_URL=x"], "--base-url"),

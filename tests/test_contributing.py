@@ -76,7 +76,7 @@ def test_the_notebook_has_the_shape_that_all_of_them_share(section):
 
 
 def test_its_list_is_checked_before_it_is_used(section):
-    with pytest.raises(Exception, match="BLOCKS is 8, a int; it must be a list"):
+    with pytest.raises(Exception, match="BLOCKS is 8, of type int; it must be of type list"):
         executed(_with(section, "BLOCKS = 8"), PROFILE="cpu-tiny", MACHINE="empty-test", MODE="replay")
 
 

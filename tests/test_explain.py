@@ -116,9 +116,20 @@ def test_a_gain_that_two_starts_could_show_as_well_is_named():  # pitfall 16
 
 def test_what_is_missing_is_counted_with_each_reason_once():
     claims = [said("a", reason="no run"), said("b", reason="no run"), said("c", reason="it died", failed=True)]
-    assert explain.not_measured(claims) == "3 claims are not measured: c: it died; a, b: no run."
+    assert explain.not_measured(claims) == "2 claims are not measured: a, b: no run. 1 claim failed: c: it died."
     assert explain.not_measured(claims[:1]) == "1 claim is not measured: a: no run."
     assert explain.not_measured([said("a", measured=1.0), said("b", computed=1.0)]) is None
+
+
+def test_reasons_that_differ_in_one_number_are_told_once():
+    few = [said("p95", {"c": n}, reason=f"n too small ({n}, needs 72)") for n in (16, 64, 8)]
+    told = "3 claims are not measured: p95: n too small (8–64, needs 72)."
+    assert explain.not_measured(few) == told
+    apart = [
+        said("p95", reason="n too small (16, needs 72)"),
+        said("p95", {"c": 2}, reason="n too small (24, needs 368)"),
+    ]
+    assert "(16, needs 72), n too small (24, needs 368)" in explain.not_measured(apart)
 
 
 class FakeRun:

@@ -133,6 +133,6 @@ def test_the_first_screen_shows_every_finding_with_its_picture_and_the_readers_o
     assert "400 ms" in chunk and '<span class="measured">500 ms</span> (+25.0%)' in chunk
     assert "not measured" in next(tile for tile in tiles if "#finding-fp8" in tile)
     graphs = next(tile for tile in tiles if "#finding-graphs" in tile)
-    assert "40 %" in graphs and '<span class="measured">50 %</span> (+25.0%)' in graphs
+    assert "+40%" in graphs and '<span class="measured">+50%</span> (+25.0%)' in graphs
     bare = next(tile for tile in tiles if "#finding-load" in tile)
     assert "not measured" in bare

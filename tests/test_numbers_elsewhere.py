@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from committed_for_tests import MACHINES
 
-from kvlab import claims, facts, profile, stray, workshop
+from kvlab import claims, facts, profile, run, stray, time_left, workshop
 
 ROOT = Path(__file__).parent.parent
 KNOWN = facts.facts("h200", {name: claims.read(ROOT / "data" / name) for name in MACHINES})
@@ -97,3 +97,16 @@ def test_an_exercise_says_no_number_but_its_time(path):
         text = text.replace(phrase, " ")
     text = re.sub(r"\[\d\d_\w+\]\(\.\./\d\d_\w+\.ipynb\)", " ", text)  # a section's notebook, by its file name
     assert stray.number_in(CODE.sub(" ", text), "en", KNOWN.conditions, KNOWN.names) == ""
+
+
+def test_the_minutes_of_a_notebook_are_those_of_the_stored_runs():
+    took = time_left.of_sections(list(run.notebooks()), profile.load_profile("cpu-tiny"), "cpu-tiny")
+    said = {
+        section: re.search(r"\*\*Time\*\*: about (\w+) minutes? on two CPU cores", path.read_text())
+        for section, path in run.notebooks().items()
+    }
+    for section, found in said.items():
+        if found:
+            minutes = 1 if found[1] == "one" else int(stray.value_of(found[1]))
+            assert abs(minutes - took[section].seconds / 60) <= 0.6, section
+    assert sum(map(bool, said.values())) == 12

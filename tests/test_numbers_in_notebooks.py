@@ -48,7 +48,7 @@ LISTED = {
     "imports twice": "the server and its engine each import",
     "two operations a parameter": "a multiplication and an addition",
     "half written on average": "spread evenly over their lives",
-    "95 %": "the level of every interval",
+    "95%": "the level of every interval",
     "in one case of twenty": "the level of every interval",
     "reads half of the weights": "one of two GPUs",
     "each of two GPUs": "the layouts that are compared",

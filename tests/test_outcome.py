@@ -56,6 +56,9 @@ def test_a_replay_with_other_parameters_leaves_claims_and_figures_alone_and_says
     aside = project / "_build" / "what-if" / "mine" / "one"
     assert {path.name for path in aside.glob("[!.]*")} == {"claims.csv", "one.json", "one.png", "one.svg"}
     assert "what if    CLIENTS = [5]" in told and "_build/what-if/mine/one" in told
+    assert [line.split()[1] for line in told.splitlines() if line.startswith("claims ")] == [
+        "_build/what-if/mine/one/claims.csv"
+    ]
     shown = printed(project / "_build" / "notebooks" / "01_one.ipynb")
     assert "What if: CLIENTS = [5]" in shown and "_build/what-if/mine/one" in shown
     assert "drawn [5.0]" in shown  # its own claims, not the stored ones
@@ -194,10 +197,10 @@ def test_a_machine_of_another_name_leaves_the_claims_of_the_hardware_alone(proje
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("CLIENTS = 8", r"CLIENTS is 8, a int; it must be a list\[int\]"),
-        ("CLIENTS = (1, 8)", "it must be a list"),
+        ("CLIENTS = 8", r"CLIENTS is 8, of type int; it must be of type list\[int\]"),
+        ("CLIENTS = (1, 8)", "it must be of type list"),
         ("CLIENTS = [1, 'a']", "'a' is no whole number"),
-        ("CLIENTS = '[1, 8]'", r"must be a list(.|\n)*papermill .* -y 'NAME: \[1, 8\]'"),
+        ("CLIENTS = '[1, 8]'", r"must be of type list(.|\n)*papermill .* -y 'NAME: \[1, 8\]'"),
         ("MACHINE = None", "MACHINE is None"),
         ("CLEINTS = [8]", r"no parameter 'CLEINTS'(.|\n)*CLIENTS"),  # pitfall 37: papermill by itself injects it
     ],
@@ -211,7 +214,7 @@ def test_a_wrong_value_in_a_cell_is_one_error_before_anything_starts(project, he
 
 def test_a_wrong_value_in_a_cell_of_a_kernel_is_that_error(project):
     path = notebook(project / "notebooks" / "01_one.ipynb", "CLIENTS = 8", STATE, parameters=PARAMETERS)
-    with pytest.raises(ConfigError, match=r"CLIENTS is 8, a int(.|\n)*Next:"):
+    with pytest.raises(ConfigError, match=r"CLIENTS is 8, of type int(.|\n)*Next:"):
         run.execute(path, {"MODE": "replay"}, project / "out.ipynb")
 
 

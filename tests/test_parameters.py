@@ -79,6 +79,6 @@ def test_every_notebook_checks_its_list_before_it_uses_it(path, name, monkeypatc
     space = {}
     exec(edited, space)
     space |= {"MODE": "replay", "MACHINE": "empty", "PROFILE": "cpu-tiny"}
-    with pytest.raises(ConfigError, match=f"{name} is 8, a int; it must be a list"):
+    with pytest.raises(ConfigError, match=f"{name} is 8, of type int; it must be of type list"):
         for cell in cells[1:]:
             exec(compile(cell, path.name, "exec"), space)

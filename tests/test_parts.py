@@ -59,5 +59,5 @@ def test_the_sentence_names_the_parts_that_are_told_from_zero():
         return claims.claim("x", f"adds_{part}_s", "c=8", measured=value, ci=(low, high), unit="s")
 
     said = parts.sentence([claim("queue", 0.1, 0.05, 0.15), claim("decode", -0.02, -0.05, 0.01)], "adds_")
-    assert "told from 0: queue (waiting" in said and "decode −20 ms (−50 ms to +10 ms)" in said
+    assert "distinguishable from 0: queue (waiting" in said and "decode −20 ms (−50 ms to +10 ms)" in said
     assert parts.sentence([], "adds_") is None

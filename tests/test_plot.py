@@ -112,6 +112,14 @@ def test_a_dumbbell_tells_the_residual():
     assert axis.texts[-1].get_text() == "12.0×"
 
 
+@pytest.mark.parametrize(("computed", "measured"), [(20.0, 18.0), (18.0, 20.0)])
+def test_a_residual_stands_right_of_bar_and_dot_clear_of_the_names_of_the_rows(computed, measured):
+    _, (axis,) = plot.panels(1)
+    plot.dumbbell(axis, 0, computed, measured)
+    (text,) = axis.texts
+    assert text.xy[0] == max(computed, measured) and text.get_ha() == "left"
+
+
 # What the usual deficiencies of colour vision see of linear RGB, at full strength: Machado, Oliveira, Fernandes 2009.
 SEEN = {
     "all": np.eye(3),

@@ -66,7 +66,7 @@ def said(body, writer, notes=None):
         ("h200 load tok_s c=8 | pair", "200 tok/s → 210 tok/s (+5.0%)"),
         ("article load tok_s c=8 | pair", "70 tok/s"),
         ("h200 load near | pair", "2 ppl → 2 ppl (+0.0%)"),
-        ("h200 load change c=1 | pair", "-20 %"),  # a relative change has no residual
+        ("h200 load change c=1 | pair", "-20%"),  # a relative change has no residual
         ("h200 load ttft_s c=8 | interval", "400 ms … 600 ms"),
         ("h200 load ratio c=8 | interval", "1.5× … 3.5×"),
         ("h200 load tok_s c=8 | interval", "no interval"),

@@ -31,11 +31,11 @@ def leaves_a_mark(tmp_path):
     [
         ({"XX": 1}, "no parameter 'XX'"),
         ({"x": 1}, "no parameter 'x'"),
-        ({"X": "1"}, "X is '1', a str; it must be a int"),
-        ({"X": 1.5}, "must be a int"),
-        ({"X": True}, "must be a int"),
-        ({"NAME": 5}, "must be a str"),
-        ({"CELLS": "[1]"}, "must be a list"),
+        ({"X": "1"}, "X is '1', of type str; it must be of type int"),
+        ({"X": 1.5}, "must be of type int"),
+        ({"X": True}, "must be of type int"),
+        ({"NAME": 5}, "must be of type str"),
+        ({"CELLS": "[1]"}, "must be of type list"),
         ({"CELLS": [0, -1]}, "CELLS is [0, -1], and 0 must be above 0"),
         ({"CELLS": [[8, float("nan")]]}, "nan is not finite"),
         ({"CELLS": [10**30]}, "is too large"),
@@ -44,8 +44,8 @@ def leaves_a_mark(tmp_path):
         ({"COUNTS": [1.5]}, "1.5 is no whole number"),
         ({"X": -1}, "-1 must be 0 or more"),
         ({"RATE": float("inf")}, "inf is not finite"),
-        ({"RATE": "fast"}, "must be a float"),
-        ({"RATE": False}, "must be a float"),
+        ({"RATE": "fast"}, "must be of type float"),
+        ({"RATE": False}, "must be of type float"),
     ],
 )
 def test_a_wrong_parameter_stops_before_anything_starts(tmp_path, given, message):  # pitfall 37

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab import claims, explain, plot_start, predict, startup, store
+from kvlab import claims, explain, plot, plot_start, predict, startup, store
 from kvlab.startup_log import PHASES
 
 COLD = {
@@ -151,3 +151,9 @@ def test_a_warm_start_that_compiles_again_says_why():
     said = explain.recompiled("compiled", warm, {"compile": 31.7}, {"compile": 15.5})
     assert said.endswith("still takes 15.5 of 31.7 s. The log says why: no attribute 'x'.")
     assert explain.recompiled("eager", warm, {}, {}) is None
+
+
+def test_starts_are_named_in_words():
+    _, (axis,) = plot.panels(1)
+    plot_start.draw_capacity(axis, {"h200": [1.0, 1.1, 1.1, 1.2, 1.2]})
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["first", "second", "third", "4th", "5th"]

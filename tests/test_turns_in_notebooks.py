@@ -96,7 +96,7 @@ def test_long_inputs_of_both_kv_formats_take_turns(run):  # pitfall 16
     assert all(c.ci_low < c.measured < c.ci_high < 1 for c in across)  # of the turns, not of the requests of one
     assert not any(c.reason for c in [*across, ratio])
     assert "one turn" in done.left.get_legend_handles_labels()[1]
-    assert "95 %" in done.right.texts[0].get_text()
+    assert "95%" in done.right.texts[0].get_text()
 
 
 def test_one_turn_of_long_inputs_stays_measured_and_says_so(run):

@@ -224,11 +224,11 @@ BLOCKS = predict.num_blocks(41943040, 6144, 32)
         ("4.predict", 1, "one by one"),  # half of two loads is nothing that counts twice
         ("5.most", 5, "one by one"),
         ("10.stretch", lambda f: PARTS["10.stretch"].right(f) - 1, "one by one"),  # no rounding to blocks
-        ("3.predict", 2, "less than twice"),  # the question accepts a wide range
+        ("3.predict", 2, "less than a factor of two"),  # the question accepts a wide range
         ("5.predict", 1000, "far"),
-        ("4.most", 97.2271386431, "percent against a ratio"),
+        ("4.most", 97.2271386431, "right, but in percent"),
         ("1.most", 3072, "the checkpoint's own type"),
-        ("1.most", 5000, "too low, less than twice"),
+        ("1.most", 5000, "too low, by less than a factor of two"),
         ("2.predict", 6700, "rounding to whole blocks"),
         ("1.stretch", 114688 / 16, "8 KV heads"),
         ("2.predict", BLOCKS * 32, "null block"),
@@ -252,7 +252,7 @@ BLOCKS = predict.num_blocks(41943040, 6144, 32)
         ("8.predict", 1.0, "nobody routes"),
         ("8.predict", 16.7, "in percent, and the question asks for a ratio: 0.5 and not 50. As a ratio it is 1/N"),
         ("8.predict", 8.3, "As a ratio it is 1/K"),
-        ("8.predict", 33, "percent against a ratio"),
+        ("8.predict", 33, "right, but in percent"),
         ("8.predict", 60, "As a ratio it is too high"),
         ("8.predict", 146 * 4 / 148, "what one worker holds"),
         ("8.most", 3, "asks for the fraction"),
@@ -513,3 +513,15 @@ def test_setup_readme_and_instructor_say_alike_that_run_stays_closed():
         ("INSTRUCTOR.md", "Run stays closed"),
     ):
         assert phrase in (FOLDER / name).read_text()
+
+
+def test_claims_that_a_machine_has_not_name_those_that_have_them():
+    assert len(workshop.claims_of("cpu-tiny", "service_hit_rate", "hit_ratio")) > 3
+    told = workshop.claims_of("h200-x2", "service_hit_rate", "hit_ratio").data
+    assert "`h200-x2` measured nothing" in told and told.endswith("one of: article, cpu-tiny, h200.")
+
+
+def test_exercise_8_shows_the_hits_of_the_machine_beside_the_articles():
+    cells = nbformat.read(next(FOLDER.glob("08_*.ipynb")), as_version=4).cells
+    shown = [re.search(r"claims_of\(([^,]+),", cell.source) for cell in cells]
+    assert [found[1] for found in shown if found] == ['"article"', "MACHINE"]

@@ -145,7 +145,7 @@ def rates(arrivals: list[float], watch: Watch, s: Scenario) -> dict[str, float]:
     return {"events_per_cpu_s": events / cpu_s if cpu_s > LEAST_CPU_S else None, "events_per_s": events / (end - start)}
 
 
-def row(tool: Tool, s: Scenario, repeats: list[dict[str, Any]], began: str) -> dict[str, Any]:
+def line_of(tool: Tool, s: Scenario, repeats: list[dict[str, Any]], began: str) -> dict[str, Any]:
     """One line of the table: medians of the repeats, with the lowest and highest rate."""
     good = [r for r in repeats if r.get("events_per_cpu_s") is not None]
     line = {"tool": tool.name, "version": tool.version, "scenario": s.name, "streams": s.streams}
@@ -249,7 +249,7 @@ def _write(out: Path, tools, scenarios, found, before, about) -> None:
     measured = {key for key, results in found.items() if any(r.get("events_per_cpu_s") is not None for r in results)}
     kept = {(row["tool"], row["scenario"]): row for row in stored if row["repeats"] > 0}
     rows = [
-        row(tool, s, found[tool.name, s.name], about["measured_utc"])
+        line_of(tool, s, found[tool.name, s.name], about["measured_utc"])
         for s in scenarios
         for tool in tools
         if found[tool.name, s.name] and ((tool.name, s.name) in measured or (tool.name, s.name) not in kept)

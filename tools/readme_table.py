@@ -8,7 +8,7 @@ Each row names its machine and the day on which its runs were measured; a claim 
 from pathlib import Path
 from typing import Any
 
-from kvlab import claims, display, facts, instrument, store
+from kvlab import claims, display, facts, instrument, profile, run, store, time_left
 from kvlab.provenance import engine_line, hardware_line
 
 GPU, GPUS, CPU = "h200", "h200-x2", "cpu-tiny"
@@ -18,7 +18,11 @@ ROWS = (  # what a reader should see first: words, machine, the claim's id
     ("time to first token at 32 clients, near the full pool", GPU, "load/ttft_p50_s/c=32;in=512;out=128"),
     ("preemptions at 64 clients, 256 requests", GPU, "preemption/preemptions/c=64;in=512;out=128;requests=256"),
     ("tokens cached of a 3,000-token prefix", GPU, "prefix_cache/cached_tokens/prefix=3000;tail=32;block=16"),
-    ("longest pause while 32k tokens are prefilled", GPU, "chunked_prefill/itl_max_s/chunk=4096;in=32768;inserts=3"),
+    (
+        "longest pause while 32k tokens are prefilled in chunks of 4,096",
+        GPU,
+        "chunked_prefill/itl_max_s/chunk=4096;in=32768;inserts=3",
+    ),
     (
         "hits of 480 requests: 24 prefixes, 6 workers",
         GPU,
@@ -34,6 +38,9 @@ ROWS = (  # what a reader should see first: words, machine, the claim's id
 )
 BEGIN, END = "<!-- made by tools/readme_table.py -->", "<!-- end -->"
 CLIENT, CLIENT_END = "<!-- the load generator, made by tools/readme_table.py -->", "<!-- end of the load generator -->"
+
+TOOK, TOOK_END = "<!-- the minutes, made by tools/readme_table.py -->", "<!-- end of the minutes -->"
+FLEETS, FEW = ("service_hit_rate", "routing"), ("kv_capacity", "load", "prefix_cache")
 
 
 def table() -> str:
@@ -61,7 +68,7 @@ def _days(machine: str, runs: set[str]) -> str:
 
 
 def _manifests(machine: str) -> list[dict[str, Any]]:
-    return [run.manifest for run in store.list_runs(machine) if run.valid]
+    return [one.manifest for one in store.list_runs(machine) if one.valid]
 
 
 def _machine(machine: str) -> str:
@@ -87,9 +94,20 @@ def client() -> str:
     return "\n".join(f"- {sentence}" for sentence in (*instrument.told(found), f"Measured {day}: `data/client`."))
 
 
+def minutes() -> str:
+    """How long measuring everything takes on two CPU cores: what the stored runs of `cpu-tiny` took."""
+    took = time_left.of_sections(list(run.notebooks()), profile.load_profile(CPU), CPU)
+    spent = {section: found.seconds / 60 for section, found in took.items() if found.seconds}
+    fleets, few = (sum(spent[section] for section in part) for part in (FLEETS, FEW))
+    return (
+        f"On two CPU cores everything takes about {sum(spent.values()):.0f} minutes after the install, {fleets:.0f} of "
+        f"them for the sections on several workers; `kvlab measure {' '.join(FEW)}` alone takes {few:.0f}."
+    )
+
+
 def with_table(text: str) -> str:
     """The README's text with what stands between its marks replaced."""
-    for begin, made, end in ((BEGIN, table(), END), (CLIENT, client(), CLIENT_END)):
+    for begin, made, end in ((BEGIN, table(), END), (CLIENT, client(), CLIENT_END), (TOOK, minutes(), TOOK_END)):
         before, rest = text.split(begin)
         text = f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
     return text
