@@ -112,6 +112,9 @@ def _far(answer: float, low: float, high: float, unit: str, where: str) -> str:
     if unit in COUNTED:  # of a few things, how many times too many says nothing
         one_by_one = "Go through what is given one by one: which of them does the question ask for?"
         return f"{side}. {one_by_one} The rule is in {where}."
+    if answer < 0 <= low:
+        subtracted = "which two numbers were subtracted the wrong way round?"
+        return f"{side}: it cannot be below zero; {subtracted} See {where}."
     if answer <= 0 or nearest <= 0:
         return f"{side}: look at the formula in {where} again."
     factor = max(answer / nearest, nearest / answer)

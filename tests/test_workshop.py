@@ -226,6 +226,7 @@ BLOCKS = predict.num_blocks(41943040, 6144, 32)
         ("10.stretch", lambda f: PARTS["10.stretch"].right(f) - 1, "one by one"),  # no rounding to blocks
         ("3.predict", 2, "less than a factor of two"),  # the question accepts a wide range
         ("5.predict", 1000, "far"),
+        ("1.predict", -3072, "cannot be below zero"),
         ("4.most", 97.2271386431, "right, but in percent"),
         ("1.most", 3072, "the checkpoint's own type"),
         ("1.most", 5000, "too low, by less than a factor of two"),
