@@ -96,7 +96,7 @@ def test_check_says_in_words_what_was_never_measured_and_that_the_sum_leaves_it_
     assert lines["load"].split()[-2:] == ["180", "mine"]
     assert lines["startup"].endswith("-  not measured before") and lines["hit_and_miss"].endswith(time_left.NO_RUNS)
     about = next(line for line in shown.splitlines() if line.startswith("Measuring everything anew"))
-    assert "about 3.0 minutes" in about and "startup (not measured before)" in about and "hit_and_miss" not in about
+    assert "about 3 minutes" in about and "startup (not measured before)" in about and "hit_and_miss" not in about
 
 
 def measuring(capsys, engine="cuda", *, again=None, mode="auto", base_url="", todo=("load",)):
