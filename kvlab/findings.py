@@ -12,6 +12,8 @@ from typing import Any
 from kvlab import behind, pages, phrases, plot_small, run
 from kvlab.behind import Behind
 from kvlab.display import cells
+from kvlab.facts import COMMITTED, Facts
+from kvlab.measure import PUBLISHED
 from kvlab.pages import Writer
 from kvlab.prose import Notes, fill_one, missing, no_claim
 
@@ -84,14 +86,28 @@ def _notebooks(drawn: Sequence[str]) -> list[str]:
     return [known[section].name for section in dict.fromkeys(line.split()[0] for line in drawn) if section in known]
 
 
+def _claim(machine: str, section: str, spec: Mapping[str, Any], facts: Facts) -> tuple[str, dict[str, Any] | None]:
+    """(conditions, claim) that stand for a machine; (conditions, None) where it has none.
+
+    A reader's machine is not among those that the findings name, and its profile may be that of one of them: the first
+    of their conditions under which it measured something, else whatever it measured of the quantity.
+    """
+    named, quantity = spec["conditions"], spec["quantity"]
+    own = named.get(machine, named["any"])
+    found = [(own, facts.find(machine, section, quantity, own))]
+    if machine not in COMMITTED:
+        others = [named[name] for name in named if name in COMMITTED and name != PUBLISHED]
+        found += [(where, facts.find(machine, section, quantity, where)) for where in [*others, ""]]
+    return next((one for one in found if one[1] and one[1]["measured"] is not None), found[0])
+
+
 def _row(machine: str, spec: Mapping[str, Any], writer: Writer, notes: Notes) -> dict[str, Any]:
-    where = spec["conditions"].get(machine, spec["conditions"]["any"])
     section = spec.get("further", {}).get(machine, spec["section"])
+    where, row = _claim(machine, section, spec, writer.facts)
     blank = {"machine": machine, "own": machine == writer.facts.own, "computed": "", "residual": ""}
     blank["conditions"] = html.escape(where.replace(";", ", "))
     if place := spec.get("places", {}).get(machine):
         return blank | {"measured": fill_one(place, writer, notes)}
-    row = writer.facts.find(machine, section, spec["quantity"], where)
     if row is None:
         return blank | {"measured": missing(no_claim(machine, section, writer), writer, notes)}
     texts = cells(row)

@@ -26,6 +26,22 @@ def rows(card):
     return {row["machine"]: row for row in card.rows}
 
 
+def test_a_readers_machine_has_its_number_whatever_the_conditions_of_its_profile():
+    pool = ("kv_capacity", "capacity_tokens", {"server": "float32", "block": 32}, {"measured": 6816, "unit": "tokens"})
+    other = ("preemption", "preemptions", {"c": 9, "in": 77, "out": 5}, {"measured": 3, "unit": "count"})
+    shown = cards({"mine": table(pool, other), "h200": table(other)})
+    assert "6,816" in rows(shown["capacity"])["mine"]["measured"]
+    assert rows(shown["preemption"])["mine"]["conditions"] == "c=9, in=77, out=5"
+    assert "not measured" in rows(shown["preemption"])["h200"]["measured"]  # its number is the one that is named
+
+
+def test_of_several_conditions_those_with_a_number_come_first():
+    claim = ("kv_capacity", "capacity_tokens", {"server": "x", "block": 16}, {"reason": "no memory", "unit": "tokens"})
+    assert "not measured" in rows(cards({"mine": table(claim)})["capacity"])["mine"]["measured"]
+    pool = ("kv_capacity", "capacity_tokens", {"server": "bf16", "block": 64}, {"measured": 64, "unit": "tokens"})
+    assert rows(cards({"mine": table(claim, pool)})["capacity"])["mine"]["measured"] == "64 tokens"
+
+
 @pytest.mark.parametrize("language", pages.LANGUAGES)
 def test_each_card_says_in_words_what_its_picture_and_table_show(language):
     for key, (_, body, shown) in findings.texts(language).items():

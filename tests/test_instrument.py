@@ -194,7 +194,8 @@ def test_a_tool_takes_no_number_that_is_none(bench, text):
 
 
 def test_a_tool_that_is_missing_is_a_row_with_its_reason(bench):
-    row = bench.line_of(bench.TOOLS[2], bench.SCENARIOS["paced"], [{"reason": "could not be installed: no network"}], "now")
+    why = [{"reason": "could not be installed: no network"}]
+    row = bench.line_of(bench.TOOLS[2], bench.SCENARIOS["paced"], why, "now")
     assert row["reason"].endswith("no network") and row["repeats"] == 0 and "events_per_cpu_s" not in row
 
 
